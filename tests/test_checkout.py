@@ -46,9 +46,7 @@ def site(checkout: Path, tmp_path: Path) -> Path:
     return package.parent
 
 
-def test_a_program_in_a_checkout_is_that_of_the_installed_package(
-    checkout: Path, site: Path
-) -> None:
+def test_a_program_in_a_checkout_is_that_of_the_installed_package(checkout, site):
     for cwd in (checkout, checkout.parent):
         done = python("-m", "pydtnn.program", cwd=cwd, path=site)
         assert done.returncode == 0, done.stderr
@@ -58,7 +56,7 @@ def test_a_program_in_a_checkout_is_that_of_the_installed_package(
         assert all(file.startswith(str(site)) for file in files)
 
 
-def test_a_checkout_without_an_installed_package_says_what_to_do(checkout: Path) -> None:
+def test_a_checkout_without_an_installed_package_says_what_to_do(checkout):
     done = python("-m", "pydtnn.train", cwd=checkout)
     assert done.returncode == 1
     assert (
@@ -66,7 +64,7 @@ def test_a_checkout_without_an_installed_package_says_what_to_do(checkout: Path)
     )
 
 
-def test_an_editable_installation_is_imported_from_its_checkout() -> None:
+def test_an_editable_installation_is_imported_from_its_checkout():
     import pydtnn.models
 
     assert Path(pydtnn.__file__) == ROOT / "pydtnn" / "__init__.py"

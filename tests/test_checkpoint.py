@@ -28,7 +28,7 @@ def flip_a_bit(path: Path, at: int = -100) -> None:
     path.write_bytes(data)
 
 
-def test_checkpoints_are_listed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_are_listed(run, capsys):
     (find_checkpoints(run)[0] / "state.json").unlink()
     assert main(["list", str(run)]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
@@ -38,7 +38,7 @@ def test_checkpoints_are_listed(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert second.split()[:4] == ["checkpoint-00000008", "8", "2", "1"]
 
 
-def test_a_flipped_bit_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_bit_is_found(run, capsys):
     assert main(["verify", str(run)]) == 0
     assert capsys.readouterr().out.count(": good, ") == 2
     flip_a_bit(find_checkpoints(run)[-1] / "arrays.safetensors")
@@ -50,9 +50,7 @@ def test_a_flipped_bit_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @each("name", ["state.json", "XXH64SUMS", "arrays.safetensors"])
-def test_a_file_that_is_outside_of_its_checkpoint_is_damaged(
-    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_outside_of_its_checkpoint_is_damaged(name, run, tmp_path, capsys):
     shutil.copytree(find_checkpoints(run)[-1], path := tmp_path / "copy" / "checkpoint-00000008")
     (path / name).rename(tmp_path / name)
     (path / name).symlink_to(tmp_path / name)
@@ -62,9 +60,7 @@ def test_a_file_that_is_outside_of_its_checkpoint_is_damaged(
     assert f"a link to {tmp_path / name}" in out
 
 
-def test_differences_are_printed_with_their_size(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_differences_are_printed_with_their_size(run, capsys):
     trainer = small_trainer()
     load_checkpoint(run, trainer)
     path = save_checkpoint(run.with_name("one"), trainer)
@@ -92,7 +88,7 @@ def test_differences_are_printed_with_their_size(
     assert "parts.trainer[0].epoch: 1 -> 2" in out
 
 
-def test_a_damaged_checkpoint_is_put_aside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_put_aside(run, capsys):
     old, new = find_checkpoints(run)
     flip_a_bit(new / "arrays.safetensors")
     (run / ".checkpoint-00000012.partial").mkdir()
@@ -106,8 +102,8 @@ def test_a_damaged_checkpoint_is_put_aside(run: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_file_is_repaired_from_another_checkpoint_with_the_same_content(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     """As that of parameters that are frozen."""
     monkeypatch.setattr(layout, "FILE_BYTES", 200)
     trainer = small_trainer()
@@ -126,9 +122,7 @@ def test_a_file_is_repaired_from_another_checkpoint_with_the_same_content(
     assert main(["verify", str(tmp_path)]) == 0
 
 
-def test_nothing_is_repaired_while_a_run_is_writing(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_repaired_while_a_run_is_writing(run, capsys):
     with contextlib.ExitStack() as held:
         claim(run, held)
         assert main(["repair", str(run)]) == 1
@@ -136,9 +130,7 @@ def test_nothing_is_repaired_while_a_run_is_writing(
 
 
 @each("command", ["list", "verify", "repair", "diff"])
-def test_a_folder_without_checkpoints_is_an_error_in_one_line(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_checkpoints_is_an_error_in_one_line(command, tmp_path, capsys):
     folders = [str(tmp_path / "none")] * (2 if command == "diff" else 1)
     assert main([command, *folders]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -85,9 +85,7 @@ def check_resumed(folder: Path, *options: str) -> None:
         pytest.param(signal.SIGINT, "mpirun", (), marks=pytest.mark.long),
     ],
 )
-def test_a_signal_ends_all_ranks_after_the_same_step(
-    number: int, to: int | str, options: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_signal_ends_all_ranks_after_the_same_step(number, to, options, tmp_path):
     done = interrupted(tmp_path, number, to, *options)
     *table, line = done.stderr.splitlines()
     assert bool(table) == (number == signal.SIGUSR1)
@@ -103,9 +101,7 @@ def test_a_signal_ends_all_ranks_after_the_same_step(
     ],
     ids=" ".join,
 )
-def test_schemes_and_networks_that_are_cut_end_after_the_same_step(
-    options: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_schemes_and_networks_that_are_cut_end_after_the_same_step(options, tmp_path):
     finished = interrupted(tmp_path, signal.SIGTERM, 1, *options)
     check_end(finished, signal.SIGTERM, tmp_path)
     check_resumed(tmp_path, *options)

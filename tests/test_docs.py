@@ -79,7 +79,7 @@ def exists(name: str, page: Path) -> bool:
 
 
 @each("page", PAGES)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
+def test_every_file_that_a_page_names_exists(page):
     text = re.sub(
         r"https?://\S+|\d[\d.]* [GM]?\w+/s|[GM](B|bit|flop)/s", "", "\n".join(code_of(page))
     )
@@ -106,7 +106,7 @@ def known_options() -> set[str]:
 
 
 @each("page", PAGES)
-def test_every_option_that_a_page_names_exists(page: Path) -> None:
+def test_every_option_that_a_page_names_exists(page):
     text = page.read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
     others = {name for names in OF_OTHERS.values() for name in names}
@@ -117,7 +117,7 @@ def test_every_option_that_a_page_names_exists(page: Path) -> None:
     assert not wrong, f"{page.name} names {', '.join(sorted(wrong))}"
 
 
-def test_every_option_of_a_command_line_of_training_in_a_page_is_one_of_training() -> None:
+def test_every_option_of_a_command_line_of_training_in_a_page_is_one_of_training():
     own = {option.label for option in flags(TrainConfig).values()}
     own |= {f"--no-{name[2:]}" for name in own} | {
         "--config",
@@ -132,7 +132,7 @@ def test_every_option_of_a_command_line_of_training_in_a_page_is_one_of_training
             assert not found or {*options} <= own, f"{page.name}: {line}"
 
 
-def test_every_option_of_training_is_on_a_page() -> None:
+def test_every_option_of_training_is_on_a_page():
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     own = [option.label for option in flags(TrainConfig).values()]
@@ -146,7 +146,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 @each("page", PAGES)
-def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page: Path) -> None:
+def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page):
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pydtnn"):
@@ -156,13 +156,13 @@ def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page: Pa
 
 
 @each("page", PAGES)
-def test_every_shell_block_of_a_page_has_the_syntax_of_a_shell(page: Path) -> None:
+def test_every_shell_block_of_a_page_has_the_syntax_of_a_shell(page):
     text = "\n".join(blocks(page, "bash", "sh"))
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_page_of_the_manual_is_in_its_navigation() -> None:
+def test_every_page_of_the_manual_is_in_its_navigation():
     pages = {*(ROOT / "docs").rglob("*.md")} & {*PAGES}
     listed = {ROOT / "docs" / "index.md"}
     for page in pages:
@@ -185,7 +185,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @each("page", PAGES)
-def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page: Path) -> None:
+def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page):
     for command, *arguments in commands(page):
         assert command in COMMANDS, command
         if command in ("predict", "info") or "--help" in arguments:
@@ -208,7 +208,7 @@ def headings(page: Path) -> set[str]:
 
 
 @each("page", [*PAGES, ROOT / "CHANGELOG.md"])
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_leads_somewhere(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
         file = page.parent / target if target else page
@@ -216,7 +216,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in headings(file), f"{page.name} links to {target}#{anchor}"
 
 
-def test_every_extra_that_a_page_or_an_error_names_exists() -> None:
+def test_every_extra_that_a_page_or_an_error_names_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {*project["optional-dependencies"]}
     sources = [*(ROOT / "pydtnn").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
@@ -228,7 +228,7 @@ def test_every_extra_that_a_page_or_an_error_names_exists() -> None:
         assert named <= extras, f"{path.name} names the extra {min(named - extras)}"
 
 
-def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> None:
+def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code():
     shown = dict(
         re.findall(r"^\| ([^|]+?) \| (\d+) \|", (ROOT / "docs/support.md").read_text(), re.M)
     )
@@ -241,7 +241,7 @@ def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> 
     }
 
 
-def test_every_stop_of_the_tour_is_defined_in_its_file() -> None:
+def test_every_stop_of_the_tour_is_defined_in_its_file():
     text = (ROOT / "docs/tour.md").read_text()
     for name, file in re.findall(r"(?:`([\w.]+)`\s+in\s+)?`([a-z0-9_/]+\.py)`", text):
         place: ast.AST = ast.parse((ROOT / "pydtnn" / file).read_text())
@@ -251,7 +251,7 @@ def test_every_stop_of_the_tour_is_defined_in_its_file() -> None:
             place = inside[part]
 
 
-def test_every_folder_of_the_repository_is_part_of_the_source_distribution() -> None:
+def test_every_folder_of_the_repository_is_part_of_the_source_distribution():
     """A folder that a program has left behind and somebody has added is found here."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
@@ -263,7 +263,7 @@ def test_every_folder_of_the_repository_is_part_of_the_source_distribution() -> 
     assert {name for name in folders if not name.startswith(".")} == {*packed}
 
 
-def test_the_paper_has_the_form_of_its_journal_and_cites_its_bibliography() -> None:
+def test_the_paper_has_the_form_of_its_journal_and_cites_its_bibliography():
     text = (ROOT / "paper/paper.md").read_text()
     bibliography = (ROOT / "paper/paper.bib").read_text()
     entries = re.findall(r"^@\w+\{(\w+),", bibliography, re.M)

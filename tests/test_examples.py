@@ -1,19 +1,15 @@
 """Every example runs, alone or over ranks, and the README shows the quickstart as it is."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.digits import needs_digits
-from tests.launch import ROOT, Finished
+from tests.launch import ROOT
 
 CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "gpt")
 
@@ -21,7 +17,7 @@ CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.s
 @needs_digits
 @pytest.mark.few(1)
 @pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
-def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+def test_an_example_runs_and_learns(path, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(path)]
     done = subprocess.run(
@@ -34,7 +30,7 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
+def test_a_gpt_learns_to_continue_a_text(tmp_path):
     (tmp_path / "text").write_text("one two three four five six seven eight nine ten\n" * 400)
     command = [sys.executable, str(ROOT / "examples" / "gpt.py"), str(tmp_path / "text")]
     options = ["--steps=120", "--length=32", "--begin=one two thr", "--count=30"]
@@ -52,13 +48,13 @@ def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
 @needs_digits
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["own_scheme", "asynchronous_scheme"])
-def test_a_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished], name: str) -> None:
+def test_a_scheme_of_ones_own_runs_over_ranks(mpiexec, name):
     done = mpiexec(2, [str(ROOT / "examples" / f"{name}.py")])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks: test accuracy 0.") == 1
 
 
-def test_the_quickstart_is_short_and_stands_in_the_readme() -> None:
+def test_the_quickstart_is_short_and_stands_in_the_readme():
     source = (ROOT / "examples" / "quickstart.py").read_text()
     code = source.partition('"""\n\n')[2]
     assert f"```python\n{code}```" in (ROOT / "README.md").read_text()

@@ -96,21 +96,21 @@ def losses(optimizer: Optimizer, exchange: GradientExchange, epochs: int = 4) ->
 
 
 @each(("block", "limit"), LIMITS.items())
-def test_an_extension_is_as_short_as_promised(block: str, limit: int) -> None:
+def test_an_extension_is_as_short_as_promised(block, limit):
     assert lines_of_code(BLOCKS[block]) <= limit
 
 
 @each("block", ["layer", "parameters"])
-def test_the_layers_have_right_gradients(block: str) -> None:
+def test_the_layers_have_right_gradients(block):
     check_layer(run(block)(), (4, 4, 3))
 
 
-def test_the_optimizer_rule_learns() -> None:
+def test_the_optimizer_rule_learns():
     history = losses(run("optimizer")(lr=0.02), AllReduce(create_communicator("serial")))
     assert history[-1] < 0.7 * history[0]
 
 
-def test_the_schedule_sets_the_learning_rate() -> None:
+def test_the_schedule_sets_the_learning_rate():
     schedule = run("schedule")
     optimizer = SGD(schedule)
     losses(optimizer, AllReduce(create_communicator("serial")), epochs=2)
@@ -119,7 +119,7 @@ def test_the_schedule_sets_the_learning_rate() -> None:
 
 
 @each("block", LIBRARY)
-def test_the_schemes_learn_and_end_with_equal_parameters(block: str) -> None:
+def test_the_schemes_learn_and_end_with_equal_parameters(block):
     scheme = run(block)
 
     def rank(comm: Any) -> tuple[list[float], np.ndarray]:
@@ -134,7 +134,7 @@ def test_the_schemes_learn_and_end_with_equal_parameters(block: str) -> None:
         np.testing.assert_array_equal(other, weights)
 
 
-def test_the_scheme_takes_its_option() -> None:
+def test_the_scheme_takes_its_option():
     comm = create_communicator("serial")
     assert run("scheme")(comm, period=4).period == 4
     with pytest.raises(ValueError, match="LocalSGD: period must be at least 1, got 0"):
@@ -165,30 +165,30 @@ def code(source: str) -> str:
 
 
 @each("block", LIBRARY)
-def test_the_library_has_what_the_block_shows(block: str) -> None:
+def test_the_library_has_what_the_block_shows(block):
     source = inspect.getsource(LIBRARY[block])
     assert code(source) == code(BLOCKS[block])
 
 
-def test_the_table_of_schemes_has_all_of_them() -> None:
+def test_the_table_of_schemes_has_all_of_them():
     section = DOC.read_text().partition("## A parallel scheme")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE)
     assert {*SCHEMES} <= {*named}
 
 
-def test_the_report_on_a_scheme_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_on_a_scheme_can_be_read(capsys):
     report = run("check")
     assert [row.ranks for row in report.rows] == [1, 3]
     assert "LocalSGD: 57 parameters" in capsys.readouterr().out
 
 
-def test_the_reference_of_a_scheme_is_compared() -> None:
+def test_the_reference_of_a_scheme_is_compared():
     assert run("reference").__name__ == "local_sgd"  # the block has called check_scheme
     with pytest.raises(AssertionError, match="those of the reference after step 8"):
         run("reference", "period=8", "period=9")
 
 
-def test_the_parallel_layer_equals_serial_training(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parallel_layer_equals_serial_training(capsys):
     report = run("check_plan")
     assert [row.mesh for row in report.rows] == [{"filter": 3}, {"data": 2, "filter": 2}]
     assert max(max(row.differences.values()) for row in report.rows) < 1e-12
@@ -202,7 +202,7 @@ def test_the_parallel_layer_equals_serial_training(capsys: pytest.CaptureFixture
         check_plan([Conv2d(3, 1), filters(3, 3, name="own")], (5, 5, 2), meshes=[{"filter": 2}])
 
 
-def test_the_layer_in_a_plan_equals_serial_training() -> None:
+def test_the_layer_in_a_plan_equals_serial_training():
     block = run("squeeze_excite")
     check_layer(block(3), (5, 4, 3), seed=1)
     exec(
@@ -223,14 +223,14 @@ def without_sum(layer: Any, dy: Any, saved: Any, *, joint: bool) -> Any:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("block", ["compressor", "top_k"])
-def test_the_compressors_keep_a_scheme_s_promises(block: str) -> None:
+def test_the_compressors_keep_a_scheme_s_promises(block):
     scheme = partial(AllReduce, sums=run(block))  # top_k sends one element of each bucket here
     check_scheme(
         scheme, ranks=[1, 3], equal_to_serial=False, optimizer=lambda: SGD(0.02, momentum=0.5)
     )
 
 
-def test_what_is_not_among_the_largest_is_sent_later() -> None:
+def test_what_is_not_among_the_largest_is_sent_later():
     def rank(comm: Any) -> list[float]:
         return losses(SGD(0.2), AllReduce(comm, sums=run("top_k")), epochs=12)
 
@@ -238,7 +238,7 @@ def test_what_is_not_among_the_largest_is_sent_later() -> None:
     assert history[-1] < 0.7 * history[0]
 
 
-def test_the_collective_adds_up() -> None:
+def test_the_collective_adds_up():
     star = run("collective")
 
     def rank(comm: Any) -> list[float]:
@@ -251,7 +251,7 @@ def test_the_collective_adds_up() -> None:
         assert run_threads(size, rank) == [[size * (i + (size - 1) / 2) for i in range(5)]] * size
 
 
-def test_the_schedule_of_a_pipeline_keeps_one_wave_and_trains_as_one_rank() -> None:
+def test_the_schedule_of_a_pipeline_keeps_one_wave_and_trains_as_one_rank():
     waves = run("pipeline_schedule")
     actions = [str(action) for action in pipeline.actions_of(waves, 1, 2, 3)]
     assert actions == [
@@ -276,12 +276,12 @@ def test_the_schedule_of_a_pipeline_keeps_one_wave_and_trains_as_one_rank() -> N
         assert found == pytest.approx(alone, rel=1e-12)
 
 
-def test_the_model_is_built_for_classes_and_a_shape() -> None:
+def test_the_model_is_built_for_classes_and_a_shape():
     net = run("model")(7, (12, 10, 3))
     assert Model(net, (12, 10, 3), backend="numpy").output_shape == (7,)
 
 
-def test_the_block_that_is_wired_by_hand_trains() -> None:
+def test_the_block_that_is_wired_by_hand_trains():
     block = run("wire")
     net = Sequential(Conv2d(4, 3), block(2, 3, name="dense"), GlobalAvgPool2d(), Linear(2))
     model = Model(net, (6, 6, 1), backend="numpy", dtype="float64", fuse=False)
@@ -295,7 +295,7 @@ def test_the_block_that_is_wired_by_hand_trains() -> None:
     assert last["loss"] < first["loss"]
 
 
-def test_the_model_with_two_inputs_and_outputs_trains() -> None:
+def test_the_model_with_two_inputs_and_outputs_trains():
     rng = np.random.default_rng(0)
     names: dict[str, Any] = {"Two": run("several"), "images": rng.normal(size=(24, 6, 6, 2))}
     names |= {"numbers": rng.normal(size=(24, 5)), "kinds": np.arange(24) % 3}
@@ -308,7 +308,7 @@ def test_the_model_with_two_inputs_and_outputs_trains() -> None:
     assert (names["kind"].shape, names["size"].shape) == ((24, 3), (24, 1))
 
 
-def test_the_data_set_trains_and_is_normalised_as_it_is_told(tmp_path: Path) -> None:
+def test_the_data_set_trains_and_is_normalised_as_it_is_told(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(6):
         np.save(tmp_path / f"{i}.npy", rng.integers(256, size=(8, 8, 3), dtype="uint8"))
@@ -324,7 +324,7 @@ def test_the_data_set_trains_and_is_normalised_as_it_is_told(tmp_path: Path) -> 
     assert test.statistics is train.statistics
 
 
-def test_the_loss_has_the_right_gradient() -> None:
+def test_the_loss_has_the_right_gradient():
     loss, backend = run("loss")(), create_backend("numpy")
     y, target = np.array([[0.3, -4.0], [2.5, 0.1]]), np.zeros((2, 2))
     value, dy = loss(backend, y, target, 0.5)
@@ -332,11 +332,11 @@ def test_the_loss_has_the_right_gradient() -> None:
     np.testing.assert_allclose(dy, 0.5 * np.array([[0.3, -1.0], [1.0, 0.1]]))
 
 
-def test_the_loss_keeps_its_promises() -> None:
+def test_the_loss_keeps_its_promises():
     exec(BLOCKS["check_loss"], {"check_loss": check_loss, "Huber": run("loss")})
 
 
-def test_the_function_is_called_after_every_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_function_is_called_after_every_epoch(capsys):
     names = {"Trainer": Trainer, "SGD": SGD}
     names["model"] = Model(Sequential(Linear(3)), (5,), backend="numpy")
     exec(BLOCKS["function_callback"], names)
@@ -345,7 +345,7 @@ def test_the_function_is_called_after_every_epoch(capsys: pytest.CaptureFixture[
     assert [line[:2] for line in lines] == ["1 ", "2 "]
 
 
-def test_the_callback_ends_training_when_the_loss_is_flat() -> None:
+def test_the_callback_ends_training_when_the_loss_is_flat():
     def epochs(lr: float) -> int:
         model = Model(Sequential(Linear(3)), (5,), backend="numpy")
         trainer = Trainer(model, SGD(lr), callbacks=[run("callback")()])

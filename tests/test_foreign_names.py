@@ -137,14 +137,12 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
 
 
 @each("expression", WORKS)
-def test_a_name_with_our_meaning_works(expression: str, names: dict[str, Any]) -> None:
+def test_a_name_with_our_meaning_works(expression, names):
     assert eval(expression, {**names}) == WORKS[expression]
 
 
 @each("expression", ANSWERED)
-def test_another_name_is_answered_in_one_sentence(
-    expression: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_name_is_answered_in_one_sentence(expression, names, monkeypatch):
     error, words = ANSWERED[expression]
     for command in ("train", "predict"):  # modules, once another test has imported them
         monkeypatch.delattr(pydtnn, command, raising=False)
@@ -156,7 +154,7 @@ def test_another_name_is_answered_in_one_sentence(
     assert not sentence.endswith(".")
 
 
-def test_every_entry_of_the_tables_is_answered(names: dict[str, Any]) -> None:
+def test_every_entry_of_the_tables_is_answered(names):
     own = {"Communicator": Serial(), "Callback": Callback(), "Parameter": names["p"]}
     modules = (layers, layers.pool, losses, metrics, optimizers, schedules, callbacks, data)
     classes = {"Model": Model, "Trainer": Trainer} | {
@@ -196,7 +194,7 @@ ASSIGNMENTS = {
 
 
 @each("statement", ASSIGNMENTS)
-def test_an_attribute_without_effect_cannot_be_set(statement: str, names: dict[str, Any]) -> None:
+def test_an_attribute_without_effect_cannot_be_set(statement, names):
     with pytest.raises(AttributeError, match=f"cannot set .*{ASSIGNMENTS[statement]}"):
         exec(statement, {**names})
 
@@ -209,12 +207,12 @@ IMPORTS = {
 
 
 @each("statement", IMPORTS)
-def test_an_import_is_answered_too(statement: str) -> None:
+def test_an_import_is_answered_too(statement):
     with pytest.raises(ImportError, match=IMPORTS[statement]):
         exec(statement, {})
 
 
-def test_imports_under_other_names_work() -> None:
+def test_imports_under_other_names_work():
     imported: dict[str, Any] = {}
     exec("from pydtnn import SGD\nfrom pydtnn.layers import Conv2D as C, Dense", imported)
     assert (imported["SGD"], imported["C"], imported["Dense"]) == (SGD, Conv2d, Linear)
@@ -231,7 +229,7 @@ METHODS = {
 
 
 @each("name", METHODS)
-def test_a_method_that_is_never_called_is_refused(name: str) -> None:
+def test_a_method_that_is_never_called_is_refused(name):
     function, words = METHODS[name]
     function.__name__ = name
     model = Model(Linear(3), (4,), backend="numpy")
@@ -239,7 +237,7 @@ def test_a_method_that_is_never_called_is_refused(name: str) -> None:
         Trainer(model, SGD(0.1), callbacks=[type("Mine", (Callback,), {name: function})()])
 
 
-def test_a_callback_may_have_methods_that_it_calls_itself() -> None:
+def test_a_callback_may_have_methods_that_it_calls_itself():
     class Reports(Callback):
         seen: float = 0
 
@@ -257,7 +255,7 @@ def test_a_callback_may_have_methods_that_it_calls_itself() -> None:
 # -- logs
 
 
-def test_a_missing_value_of_the_logs_says_what_there_is() -> None:
+def test_a_missing_value_of_the_logs_says_what_there_is():
     sentences = []
 
     class Look(Callback):
@@ -280,7 +278,7 @@ def test_a_missing_value_of_the_logs_says_what_there_is() -> None:
             same["val_loss"]
 
 
-def test_the_history_gives_the_values_of_all_epochs() -> None:
+def test_the_history_gives_the_values_of_all_epochs():
     trainer = Trainer(Model(Linear(3), (4,), backend="numpy"), "sgd")
     history = trainer.fit(ArrayDataset(X, Y), epochs=3, batch_size=6)
     assert history["loss"] == [logs["loss"] for logs in trainer.history]
@@ -293,7 +291,7 @@ def test_the_history_gives_the_values_of_all_epochs() -> None:
 # -- what is valid, but probably not meant
 
 
-def test_an_image_whose_channels_come_first_is_warned_of_and_others_are_not() -> None:
+def test_an_image_whose_channels_come_first_is_warned_of_and_others_are_not():
     for shape, last in (((3, 32, 32), "32, 32, 3"), ((1, 28, 28), "28, 28, 1")):
         with pytest.warns(UserWarning, match=rf"use \({last}\), and ArrayDataset\(x, y,"):
             Model(Sequential(Conv2d(4, 1), ReLU()), shape, backend="numpy")
@@ -305,7 +303,7 @@ def test_an_image_whose_channels_come_first_is_warned_of_and_others_are_not() ->
     ("last", "loss"),
     [(layers.Softmax, "cross_entropy"), (layers.Sigmoid, "binary_cross_entropy")],
 )
-def test_probabilities_for_a_loss_of_logits_are_warned_of(last: Any, loss: str) -> None:
+def test_probabilities_for_a_loss_of_logits_are_warned_of(last, loss):
     model = Model(Sequential(Linear(3), last()), (4,), backend="numpy")
     with pytest.warns(UserWarning, match=f"the model ends with {last.__name__}, .* takes logits"):
         Trainer(model, "sgd", loss=loss)
@@ -333,7 +331,7 @@ class Custom(Layer):
         return dy
 
 
-def test_attributes_that_are_missing_stay_missing() -> None:
+def test_attributes_that_are_missing_stay_missing():
     layer = Custom(3, units=2)
     assert not hasattr(layer, "weight")
     assert getattr(layer, "weight", 7) == 7
@@ -344,7 +342,7 @@ def test_attributes_that_are_missing_stay_missing() -> None:
         assert (same.width, same.units) == (3, 2)
 
 
-def test_arguments_of_ones_own_classes_are_checked_by_their_own_signature() -> None:
+def test_arguments_of_ones_own_classes_are_checked_by_their_own_signature():
     assert Custom(3, units=4).units == 4
     with pytest.raises(TypeError, match=r"^Custom: expected at most 1 argument without a name \("):
         Custom(3, 4)  # type: ignore[misc]
@@ -355,7 +353,7 @@ def test_arguments_of_ones_own_classes_are_checked_by_their_own_signature() -> N
     assert str(inspect.signature(Custom)) == "(width: 'int', *, units: 'int' = 1) -> 'None'"
 
 
-def test_options_that_are_passed_on_are_not_checked() -> None:
+def test_options_that_are_passed_on_are_not_checked():
     class Passes(Optimizer):
         def __init__(self, lr: Any = 0.1, **options: Any) -> None:
             super().__init__(lr, clip_norm=options.pop("max_norm", None), **options)
@@ -366,7 +364,7 @@ def test_options_that_are_passed_on_are_not_checked() -> None:
     assert Passes(max_norm=2.0).clip_norm == 2.0
 
 
-def test_an_import_and_a_training_read_no_table() -> None:
+def test_an_import_and_a_training_read_no_table():
     code = """
 import sys, numpy, pydtnn
 print([m for m in sys.modules if m.startswith("pydtnn.")])
@@ -380,7 +378,7 @@ print(foreign_names.cache_info().currsize)
     assert python(code).splitlines() == ["[]", "0"]
 
 
-def test_a_module_that_does_not_exist_is_answered() -> None:
+def test_a_module_that_does_not_exist_is_answered():
     with pytest.raises(ModuleNotFoundError, match="layers are in pydtnn.layers, losses in"):
         exec("import pydtnn.nn as nn", {})
     with pytest.raises(ModuleNotFoundError, match="No module named 'pydtnn._nothing'"):
@@ -428,7 +426,7 @@ def modules(package: Any) -> set[str]:
     return {path.stem for path in Path(package.__file__).parent.iterdir() if path.stem[0] != "_"}
 
 
-def test_every_name_in_an_answer_exists(names: dict[str, Any]) -> None:
+def test_every_name_in_an_answer_exists(names):
     wrong = [
         f"{name}: {said}" for name, answer in answers() for said in unknown(name, answer, names)
     ]
@@ -459,7 +457,7 @@ def parameters() -> set[str]:
     return {name for one in kinds for name in inspect.signature(one).parameters}
 
 
-def test_every_alias_is_a_name_of_its_module() -> None:
+def test_every_alias_is_a_name_of_its_module():
     everything: dict[str, Any] = {}
     exec("from pydtnn.layers import *\nfrom pydtnn.losses import *", everything)
     for name, ours in NAMES["aliases"].items():
@@ -470,7 +468,7 @@ def test_every_alias_is_a_name_of_its_module() -> None:
             assert everything[name] is value
 
 
-def test_no_name_is_both_ours_and_answered_and_a_class_has_one_home() -> None:
+def test_no_name_is_both_ours_and_answered_and_a_class_has_one_home():
     aliases, members, homes = {*NAMES["aliases"]}, {*NAMES["members"]}, {}
     for home in (layers, losses, metrics, optimizers, schedules, callbacks, data):
         names = getattr(home, "__all__", None) or [n for n in vars(home) if n[0] != "_"]

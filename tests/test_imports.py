@@ -254,7 +254,7 @@ def executed(module: str) -> set[str]:
     return {t for t in targets | packages if t in targets or not belongs(module, t)} - {module}
 
 
-def test_no_circle_between_modules() -> None:
+def test_no_circle_between_modules():
     arrows = {module: executed(module) for module in repository()}
     try:
         graphlib.TopologicalSorter(arrows).prepare()
@@ -272,7 +272,7 @@ def rooms() -> dict[str, set[str]]:
     return arrows
 
 
-def test_no_circle_between_rooms() -> None:
+def test_no_circle_between_rooms():
     try:
         graphlib.TopologicalSorter(rooms()).prepare()
     except graphlib.CycleError as error:
@@ -292,7 +292,7 @@ def names_of_tests() -> list[str]:
     )
 
 
-def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:
+def test_the_top_of_the_package_holds_what_users_import_and_rooms():
     entries = [path.name for path in (ROOT / "pydtnn").iterdir()]
     assert len({*entries} - {"__main__.py", "__pycache__", "models"}) <= 32
 

@@ -1,7 +1,5 @@
 """Tests of `pydtnn.info`."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -65,7 +65,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_options_of_train_are_found_in_a_command() -> None:
+def test_the_options_of_train_are_found_in_a_command():
     for command in (
         "mpirun -np 2 python -m pydtnn.train",
         "srun python -m pydtnn train",
@@ -92,13 +92,11 @@ def test_the_options_of_train_are_found_in_a_command() -> None:
         (9, [signal.SIGUSR1], True, False, True),
     ],
 )
-def test_failures_are_told_from_refused_options(
-    status: int, signals: list[int], began: bool, complete: bool, expected: bool
-) -> None:
+def test_failures_are_told_from_refused_options(status, signals, began, complete, expected):
     assert failed(Ended(status, signals, ""), began=began, complete=complete) is expected
 
 
-def test_the_reason_is_what_a_rank_has_reported() -> None:
+def test_the_reason_is_what_a_rank_has_reported():
     killed, consequence = f"rank 2: {UNEXPECTED}; it crashed", "rank 0: Exception: MPI"
     assert reason(Ended(75, [], f"{killed}.\n{consequence}\n")) == f"{killed} (status 75)"
     assert reason(Ended(75, [], f"a\n{consequence}\n")) == f"{consequence} (status 75)"
@@ -119,9 +117,7 @@ def test_the_reason_is_what_a_rank_has_reported() -> None:
         (["--", "mpirun", "-f", "none", "-np", "2", "pydtnn-train"], "none"),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(
-    arguments: list[str], message: str, inside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_end_in_one_sentence(arguments, message, inside, capsys):
     assert main(arguments) == 1
     told = capsys.readouterr().err
     assert told.startswith("pydtnn.")
@@ -130,7 +126,7 @@ def test_bad_arguments_end_in_one_sentence(
     assert not [*inside.glob("runs/*")]
 
 
-def test_refused_options_are_not_tried_again_and_leave_no_folder(inside: Path) -> None:
+def test_refused_options_are_not_tried_again_and_leave_no_folder(inside):
     command = script(inside, COUNTED + 'print("train: no", file=sys.stderr)\nsys.exit(1)')
     assert Launch([*command, "--epochs=3"], 3).run() == 1
     assert attempts(inside) == ["--epochs=3 --output-dir runs/resnet44-synthetic-1"]
@@ -145,9 +141,7 @@ about = '{"configuration": {"model": "resnet44"}, "ended": "now"}'
 """
 
 
-def test_a_run_that_makes_progress_is_continued_in_its_folder(
-    inside: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_makes_progress_is_continued_in_its_folder(inside, capfd):
     command = script(inside, COUNTED + CHECKPOINT + "sys.exit(9 if len(done) < 3 else 0)")
     assert Launch([*command, "--epochs=3", "--trace=t"], 3).run() == 0
     assert attempts(inside) == [
@@ -164,7 +158,7 @@ def test_a_run_that_makes_progress_is_continued_in_its_folder(
     ]
 
 
-def test_restarts_are_limited(inside: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_restarts_are_limited(inside, capfd):
     command = script(inside, COUNTED + "sys.exit(7)")
     assert Launch(command, 10).run() == 7
     assert len(attempts(inside)) == 3
@@ -181,7 +175,7 @@ def mpirun_in(folder: Path, text: str) -> Path:
     return Path(file).rename(folder / "mpirun")
 
 
-def test_hosts_that_are_gone_are_left_out(inside: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hosts_that_are_gone_are_left_out(inside, capfd):
     mpirun = mpirun_in(inside, f"{COUNTED}{CHECKPOINT}sys.exit(9 if not done else 0)")
     command = f"{mpirun} -np 8 -hosts a,b pydtnn-train --batch-size 8 --lr 0.1".split()
     probe = f"{sys.executable} -c \"import sys; sys.exit('{{host}}' == 'b')\""
@@ -195,9 +189,7 @@ def test_hosts_that_are_gone_are_left_out(inside: Path, capfd: pytest.CaptureFix
     assert "given up: no host answers (false {host})" in capfd.readouterr().err
 
 
-def test_a_requeued_job_continues_in_the_folder_of_the_job(
-    inside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requeued_job_continues_in_the_folder_of_the_job(inside, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     command = script(
         inside, COUNTED + CHECKPOINT.replace("resnet44-synthetic-1", "job-4711") + "sys.exit(0)"
@@ -209,7 +201,7 @@ def test_a_requeued_job_continues_in_the_folder_of_the_job(
     assert attempts(inside) == ["--output-dir runs/job-4711", "--resume runs/job-4711"]
 
 
-def test_a_signal_is_passed_on_also_after_a_stop_and_its_status_returned(inside: Path) -> None:
+def test_a_signal_is_passed_on_also_after_a_stop_and_its_status_returned(inside):
     command = script(
         inside,
         "import signal\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(143))\n"
@@ -255,7 +247,7 @@ def undisturbed() -> bytes:
 
 @pytest.mark.long
 @mpi
-def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
+def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path):
     victim = 1
     expected = undisturbed()
     with launch(tmp_path, 3, [EPOCHS]) as process:
@@ -273,7 +265,7 @@ def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
 
 @mpi
 @pytest.mark.long
-def test_ranks_that_join_change_no_byte(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_join_change_no_byte(tmp_path, capfd):
     expected = undisturbed()
     run = tmp_path / "run"
     with launch(tmp_path, 2, [EPOCHS]) as process:
@@ -293,9 +285,7 @@ def test_ranks_that_join_change_no_byte(tmp_path: Path, capfd: pytest.CaptureFix
     assert "has ended; continue with --resume" in capfd.readouterr().err
 
 
-def test_a_run_that_cannot_have_more_ranks_continues_on_those_it_had(
-    inside: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_cannot_have_more_ranks_continues_on_those_it_had(inside, capfd):
     asks = '(folder / "join.json").write_text(\'{"ranks": 4}\')'
     begins = CHECKPOINT.replace('"ended"', '"ranks": 4, "global_batch_size": 64, "ended"')
     mpirun = mpirun_in(
@@ -316,7 +306,7 @@ def test_a_run_that_cannot_have_more_ranks_continues_on_those_it_had(
     ]
 
 
-def test_a_request_for_ranks_is_checked(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_for_ranks_is_checked(inside, capsys):
     def refusal(*arguments: str) -> str:
         assert main(["--join", *arguments]) == 1
         return only_line(capsys.readouterr().err)

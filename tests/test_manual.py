@@ -49,7 +49,7 @@ def pages() -> dict[Path, Page]:
     return {path: Page(path) for path in BUILT.rglob("*.html")}
 
 
-def test_no_link_within_the_manual_is_broken() -> None:
+def test_no_link_within_the_manual_is_broken():
     broken = []
     for path, page in pages().items():
         for link in page.links:
@@ -63,7 +63,7 @@ def test_no_link_within_the_manual_is_broken() -> None:
     assert not broken
 
 
-def test_links_to_other_sites_have_the_form_of_an_address() -> None:
+def test_links_to_other_sites_have_the_form_of_an_address():
     links = {link for page in pages().values() for link in page.links if re.match(r"\w+:", link)}
     assert links
     assert [
@@ -71,12 +71,12 @@ def test_links_to_other_sites_have_the_form_of_an_address() -> None:
     ] == []
 
 
-def test_the_manual_loads_nothing_from_other_sites() -> None:
+def test_the_manual_loads_nothing_from_other_sites():
     loaded = {file for page in pages().values() for file in page.loaded}
     assert [file for file in loaded if re.match(r"(\w+:)?//", file)] == []
 
 
-def test_every_page_is_in_the_index_of_the_search() -> None:
+def test_every_page_is_in_the_index_of_the_search():
     index = (BUILT / "searchindex.js").read_text()
     assert index.startswith("Search.setIndex(")  # loaded as a script, which works for file://
     names = set(json.loads(re.findall(r'"?docnames"?:(\[.*?\])', index)[0]))
@@ -84,7 +84,7 @@ def test_every_page_is_in_the_index_of_the_search() -> None:
     assert {path.relative_to(DOCS).with_suffix("").as_posix() for path in sources} <= names
 
 
-def test_no_public_name_is_missing_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_public_name_is_missing_in_the_reference(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     import reference
 

@@ -1,7 +1,5 @@
 """Metrics: values by hand, sums over shards, names, bad input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

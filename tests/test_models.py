@@ -96,7 +96,7 @@ def parameters(graph: Graph) -> int:
 
 
 @each("key", PARAMETERS)
-def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], int]) -> None:
+def test_parameters_are_as_many_as_published(key):
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
     assert parameters(graph) == PARAMETERS[key]
@@ -134,9 +134,7 @@ OPTIONS: list[tuple[str, tuple[int, ...], int, dict[str, Any], int]] = [
 
 
 @each(("name", "shape", "classes", "options", "count"), OPTIONS)
-def test_options_change_the_number_of_parameters_as_published(
-    name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], count: int
-) -> None:
+def test_options_change_the_number_of_parameters_as_published(name, shape, classes, options, count):
     assert parameters(wire(create_net(name, classes, shape, **options), shape)) == count
 
 
@@ -153,13 +151,11 @@ def image_sizes(graph: Graph) -> list[int]:
         ("mobilenet_v2", CIFAR, [32, 16, 8, 4]),
     ],
 )
-def test_small_images_keep_more_of_their_size(
-    name: str, shape: tuple[int, ...], sizes: list[int]
-) -> None:
+def test_small_images_keep_more_of_their_size(name, shape, sizes):
     assert image_sizes(wire(create_net(name, 10, shape), shape)) == sizes
 
 
-def test_auxiliary_outputs_read_the_blocks_of_the_papers() -> None:
+def test_auxiliary_outputs_read_the_blocks_of_the_papers():
     for name, shape, places in (
         ("googlenet", IMAGENET, {"auxiliary1": (14, 14, 512), "auxiliary2": (14, 14, 528)}),
         ("inception_v3", INCEPTION, {"auxiliary": (17, 17, 768)}),
@@ -173,7 +169,7 @@ def test_auxiliary_outputs_read_the_blocks_of_the_papers() -> None:
             assert first.inputs[0].shape == read
 
 
-def test_auxiliary_outputs_are_trained_and_can_be_left_out_afterwards() -> None:
+def test_auxiliary_outputs_are_trained_and_can_be_left_out_afterwards():
     shape, rng = (8, 8, 3), np.random.default_rng(0)
     x, y = rng.normal(size=(8, *shape)).astype("float32"), rng.integers(3, size=8)
     model = Model(create_net("googlenet", 3, shape, auxiliary=True), shape)
@@ -192,7 +188,7 @@ def test_auxiliary_outputs_are_trained_and_can_be_left_out_afterwards() -> None:
     np.testing.assert_allclose(plain.predict(x), model.predict(x)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_head_of_no_part_is_told() -> None:
+def test_a_head_of_no_part_is_told():
     part = create_net("mlp", 3, (4,))
     with pytest.raises(ValueError, match="Heads: expected names of parts, got there"):
         Heads(part, heads={"there": create_net("mlp", 3, (4,))})
@@ -208,7 +204,7 @@ def test_a_head_of_no_part_is_told() -> None:
         ("vit_tiny", "embedding.position block0.attention.in_proj block11.fc2 head.fc"),
     ],
 )
-def test_names_tell_the_place(model: str, expected: str) -> None:
+def test_names_tell_the_place(model, expected):
     assert {*expected.split()} <= {n.name for n in wire(create_net(model, 10, CIFAR), CIFAR).nodes}
 
 
@@ -226,9 +222,7 @@ def test_names_tell_the_place(model: str, expected: str) -> None:
         ("cosmoflow", (8, 9, 10, 2), {"stages": 3, "filters": 4}),
     ],
 )
-def test_small_inputs_go_forward_and_backward(
-    name: str, shape: tuple[int, ...], options: dict[str, Any]
-) -> None:
+def test_small_inputs_go_forward_and_backward(name, shape, options):
     model = Model(create_net(name, 3, shape, **options), shape, backend="numpy")
     x = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
     y, residuals = model.forward(x, StepContext(training=True, samples=np.arange(2)))
@@ -244,18 +238,18 @@ def test_small_inputs_go_forward_and_backward(
     ["alexnet", "vgg11_bn", "resnet18", "densenet121", "googlenet", "mobilenet_v1", "mobilenet_v2"],
 )
 @each("size", [64, 65, 96, 160, 224, 256])
-def test_every_size_from_64_on_fits_the_large_form(name: str, size: int) -> None:
+def test_every_size_from_64_on_fits_the_large_form(name, size):
     assert wire(create_net(name, 5, (size, size, 3)), (size, size, 3)).outputs[0].shape == (5,)
 
 
-def test_the_page_names_every_network() -> None:
+def test_the_page_names_every_network():
     assert len(documented()) > 20
     assert {name for name, _, _ in PARAMETERS} == set(MODELS)
     names = set(re.findall(r"`(\w+)`", PAGE))
     assert set(MODELS) <= names | {f"{name}_bn" for name in ("vgg11", "vgg13", "vgg19")}
 
 
-def test_the_documented_networks_of_sequences_are_built() -> None:
+def test_the_documented_networks_of_sequences_are_built():
     text, code, recurrent = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(text, names)
@@ -273,7 +267,7 @@ PATTERN = np.tile([0, 3, 1, 1, 4, 2, 3, 0, 2], 60)
 
 
 @each("name", ["gpt_nano", "llama_nano"])
-def test_logits_depend_on_no_later_token(name: str, rng: np.random.Generator) -> None:
+def test_logits_depend_on_no_later_token(name, rng):
     model = Model(create_net(name, 11, (9,)), (9,), backend="cpu", dtype="float64")
     x = rng.integers(11, size=(2, 9)).astype("float64")
     changed = x.copy()
@@ -283,7 +277,7 @@ def test_logits_depend_on_no_later_token(name: str, rng: np.random.Generator) ->
     assert (abs(z[:, 5:] - y[:, 5:]) > 1e-6).any(axis=-1).all()
 
 
-def test_a_pattern_is_learned_from_the_tokens_before() -> None:
+def test_a_pattern_is_learned_from_the_tokens_before():
     data = TokenDataset(PATTERN, 12)
     model = Model(gpt(5, (12,), depth=1, heads=2, width=16), (12,))
     trainer = Trainer(model, AdamW(lr=0.01), metrics=["accuracy", "perplexity"])
@@ -321,14 +315,12 @@ SMALLEST = {
         ("cnn1d", (8, 8, 3), {}, r"expected signals of shape \(L, C\), got \(8, 8, 3\)"),
     ],
 )
-def test_shapes_and_options_that_do_not_fit_are_refused(
-    name: str, shape: tuple[int, ...], options: dict[str, Any], words: str
-) -> None:
+def test_shapes_and_options_that_do_not_fit_are_refused(name, shape, options, words):
     with pytest.raises(ValueError, match=words):
         create_net(name, 5, shape, **options)
 
 
-def test_the_smallest_images_are_possible() -> None:
+def test_the_smallest_images_are_possible():
     for name, least in SMALLEST.items():
         wire(create_net(name, 3, (least, least, 1)), (least, least, 1))
 
@@ -344,6 +336,6 @@ def test_the_smallest_images_are_possible() -> None:
         (imagenet_densenet, 100, r"imagenet_densenet: depth must be one of \(121, .* not 100"),
     ],
 )
-def test_depths_that_do_not_exist_are_refused(make: Any, depth: int, words: str) -> None:
+def test_depths_that_do_not_exist_are_refused(make, depth, words):
     with pytest.raises(ValueError, match=words):
         make(depth, 10, CIFAR)

@@ -55,7 +55,7 @@ def library(folder: Path, source: str, test: str = "") -> Path:
 
 
 @pytest.mark.parametrize("source", ERRORS)
-def test_each_kind_of_mutant_is_another_program(tmp_path: Path, source: str) -> None:
+def test_each_kind_of_mutant_is_another_program(tmp_path, source):
     found = mutants.mutants(library(tmp_path, source))
     kinds = [name.split("::")[2] for name in found]
     assert kinds == [*ERRORS[source].values()]
@@ -65,14 +65,14 @@ def test_each_kind_of_mutant_is_another_program(tmp_path: Path, source: str) -> 
         assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(source))
 
 
-def test_texts_types_and_checks_of_invariants_stay_as_they_are(tmp_path: Path) -> None:
+def test_texts_types_and_checks_of_invariants_stay_as_they_are(tmp_path):
     found = mutants.mutants(library(tmp_path, UNCHANGED))
     assert {*found} == {"pydtnn/a.py::f::boolean::1", "pydtnn/a.py::f::comparison::1"} | {
         "pydtnn/a.py::f::condition::1"
     }
 
 
-def test_names_of_mutants_stay_when_other_code_changes(tmp_path: Path) -> None:
+def test_names_of_mutants_stay_when_other_code_changes(tmp_path):
     source = "class A:\n    def f(self):\n        return self.a + 1\n"
     found = mutants.mutants(library(tmp_path, source))
     assert [*found] == ["pydtnn/a.py::A.f::arithmetic::1", "pydtnn/a.py::A.f::constant::1"]
@@ -84,7 +84,7 @@ def test_names_of_mutants_stay_when_other_code_changes(tmp_path: Path) -> None:
         assert after != moved
 
 
-def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added() -> None:
+def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added():
     names = [f"mutant {i}" for i in range(1000)]
     drawn = draw(names, 1, 20)
     assert drawn == draw(names[::-1], 1, 20)
@@ -92,7 +92,7 @@ def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added() ->
     assert len({*drawn} & {*draw([*names, "new"], 1, 20)}) >= 19
 
 
-def test_mutants_of_the_library_compile_and_equivalent_ones_exist() -> None:
+def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
     names = tomllib.loads(EQUIVALENT.read_text())
     for file in {"pydtnn/layers/conv.py", *(name.split("::")[0] for name in names)}:
         found = mutants.mutants(ROOT, file)
@@ -103,7 +103,7 @@ def test_mutants_of_the_library_compile_and_equivalent_ones_exist() -> None:
             assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
 
 
-def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path: Path) -> None:
+def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path):
     files = {
         "pydtnn/layers/linear.py": "class Linear: ...",
         "tests/layers/test_linear.py": "Linear",
@@ -140,9 +140,7 @@ def test_what_always_fails():
 """
 
 
-def test_the_runner_tells_killed_mutants_from_survivors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_runner_tells_killed_mutants_from_survivors(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take half of the time
     monkeypatch.setattr(mutants, "ROOT", library(tmp_path, SOURCE, TEST))
     alive, dead = "pydtnn/a.py::f::comparison::1", "pydtnn/a.py::f::constant::3"

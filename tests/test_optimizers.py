@@ -1,7 +1,5 @@
 """Optimizers: rules by hand, decay, clipping, schedules, buckets, state, bad input."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

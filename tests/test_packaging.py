@@ -190,7 +190,7 @@ def test_a_build_that_is_not_possible_is_refused_in_a_sentence(tree, tmp_path, v
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_citation_and_the_metadata_say_what_the_package_says() -> None:
+def test_the_citation_and_the_metadata_say_what_the_package_says():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     codemeta = json.loads((ROOT / "codemeta.json").read_text())
     for about in (citation, codemeta):
@@ -214,7 +214,7 @@ NOT_IN_ALL = {
 """Another MPI, what depends on the driver, what is compiled, large packages, and tools."""
 
 
-def test_the_extra_all_has_every_other_one_that_a_user_can_have() -> None:
+def test_the_extra_all_has_every_other_one_that_a_user_can_have():
     extras = PROJECT["optional-dependencies"]
     [requirement] = extras["all"]
     name, _, names = requirement.rstrip("]").partition("[")
@@ -222,7 +222,7 @@ def test_the_extra_all_has_every_other_one_that_a_user_can_have() -> None:
     assert {*names.split(",")} == {*extras} - NOT_IN_ALL
 
 
-def test_the_recipes_have_the_version_and_the_dependencies_of_the_package() -> None:
+def test_the_recipes_have_the_version_and_the_dependencies_of_the_package():
     conda = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
     spack = (ROOT / "packaging/spack/package.py").read_text()
     [easybuild] = (ROOT / "packaging/easybuild").iterdir()
@@ -241,7 +241,7 @@ def test_the_recipes_have_the_version_and_the_dependencies_of_the_package() -> N
         assert f"('{with_others.get(name, name)}'".lower() in easybuild.read_text().lower()
 
 
-def test_the_recipes_of_a_release_have_its_addresses_and_checksum(tmp_path) -> None:
+def test_the_recipes_of_a_release_have_its_addresses_and_checksum(tmp_path):
     sdist = tmp_path / "pydtnn.tar.gz"
     sdist.write_bytes(b"content")
     checksum = hashlib.sha256(b"content").hexdigest()
@@ -260,7 +260,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 @pytest.mark.skipif(not WORKFLOWS, reason="a source distribution has no workflows")
-def test_workflows_call_targets_that_exist_and_may_read_only() -> None:
+def test_workflows_call_targets_that_exist_and_may_read_only():
     [targets] = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)
     for path in WORKFLOWS:
         text = path.read_text()
@@ -304,7 +304,7 @@ for names in json.loads(sys.stdin.read()):
 """
 
 
-def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
+def test_every_module_and_every_test_file_can_be_imported_alone():
     """In a fork of a process that has imported the rooms below only, none of which imports others.
 
     A fork takes the time of the imports of one room; an interpreter would take that of all below.

@@ -18,7 +18,7 @@ def drawn(case: int) -> list[str]:
     return networks
 
 
-def test_a_case_draws_the_same_networks_whatever_has_been_imported() -> None:
+def test_a_case_draws_the_same_networks_whatever_has_been_imported():
     alone = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, check=True
     )
@@ -26,5 +26,5 @@ def test_a_case_draws_the_same_networks_whatever_has_been_imported() -> None:
     assert len(set(drawn(3))) > 5
 
 
-def test_cases_draw_different_networks() -> None:
+def test_cases_draw_different_networks():
     assert set(drawn(3)) != set(drawn(4))

@@ -85,9 +85,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_recipe_does_what_it_says(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_does_what_it_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     if name in BEFORE:

@@ -1,7 +1,5 @@
 """Schedules at their boundary steps, warm-up, names, bad input."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

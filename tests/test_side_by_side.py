@@ -65,9 +65,7 @@ def test_behind():
 """
 
 
-def test_each_test_runs_once_in_a_process_and_is_reported_by_another(
-    pytester: pytest.Pytester,
-) -> None:
+def test_each_test_runs_once_in_a_process_and_is_reported_by_another(pytester):
     module = MODULE.replace("PARENT", str(os.getpid()))
     for name in "abcdef":
         pytester.makepyfile(**{f"test_{name}": module + (BAD if name in "af" else "")})
@@ -93,9 +91,7 @@ def test_each_test_runs_once_in_a_process_and_is_reported_by_another(
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_after_as_many_failures_as_are_allowed_all_processes_end(
-    at_once: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_as_many_failures_as_are_allowed_all_processes_end(at_once, pytester, monkeypatch):
     monkeypatch.setattr(side_by_side, "AT_ONCE", at_once)
     pytester.makepyfile(**{f"test_{name}": "def test_it(): assert 0" for name in "abcdef"})
     done = pytester.inline_run("-x", "-p", "no:cacheprovider", plugins=[SideBySide()])
@@ -103,7 +99,7 @@ def test_after_as_many_failures_as_are_allowed_all_processes_end(
     assert done.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_files_with_errors_are_named_and_nothing_runs(pytester: pytest.Pytester) -> None:
+def test_files_with_errors_are_named_and_nothing_runs(pytester):
     pytester.makepyfile(test_a="raise ValueError", test_b="def test_b(): pass")
     plugin = SideBySide()
     done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
@@ -111,7 +107,7 @@ def test_files_with_errors_are_named_and_nothing_runs(pytester: pytest.Pytester)
     assert not done.listoutcomes()[0]
 
 
-def test_files_of_tests_that_start_processes_are_first() -> None:
+def test_files_of_tests_that_start_processes_are_first():
     group = Group("mpi", 2)
     items: list[Any] = [
         SimpleNamespace(path=path, fixturenames=names, callspec=SimpleNamespace(params=params))
@@ -129,9 +125,7 @@ def test_files_of_tests_that_start_processes_are_first() -> None:
     assert units_of(items) == [[1, 5], [2, 4], [6, 7], [0, 3]]
 
 
-def test_the_commands_of_few_failed_tests_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_of_few_failed_tests_are_printed(monkeypatch, capsys):
     def run(arguments: list[str], plugins: list[SideBySide]) -> int:
         assert arguments == ["-q"]
         assert "PYTHONDONTWRITEBYTECODE" not in os.environ
@@ -157,9 +151,7 @@ def test_slow(): time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("budget", "status"), [(100, 0), (0.001, 1)])
-def test_a_file_far_over_its_budget_fails(
-    budget: float, status: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_far_over_its_budget_fails(budget, status, pytester, monkeypatch):
     monkeypatch.setattr(measure, "DEFAULT_BUDGET_S", budget)
     pytester.makeini("[pytest]\nmarkers = measure: is slow")
     pytester.makepyfile(test_slow=SLOW_FILE)
@@ -167,7 +159,7 @@ def test_a_file_far_over_its_budget_fails(
     assert done.ret == status
 
 
-def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed() -> None:
+def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed():
     code = "import sys, pytest; sys.modules['torch'] = None; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "tests/parity", "--collect-only"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -185,7 +177,7 @@ def cases_of(**values: list[Any]) -> list[Any]:
 
 
 @each(("n", "fewest"), [(1, 4), (2, 12), (3, 24)])
-def test_cases_that_are_run_have_all_combinations_of_so_many_values(n: int, fewest: int) -> None:
+def test_cases_that_are_run_have_all_combinations_of_so_many_values(n, fewest):
     items = cases_of(a=[0, 1], b=[0, 1, 2], c=[0, 1, 2, 3])
     for item in items:
         item.get_closest_marker = lambda name: SimpleNamespace(args=(n,))
@@ -196,7 +188,7 @@ def test_cases_that_are_run_have_all_combinations_of_so_many_values(n: int, fewe
     assert fewest <= len(run) - 1 <= 2 * fewest
 
 
-def test_values_that_belong_together_are_one() -> None:
+def test_values_that_belong_together_are_one():
     items = cases_of(a=[0, 1, 2], b=[0, 1, 2])
     for item in items:
         item.get_closest_marker = lambda name: SimpleNamespace(args=(1,))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
-
-import pytest
 
 from tests.size import lines_of_code, main
 
@@ -34,14 +31,12 @@ a text
 '''
 
 
-def test_blank_lines_comments_and_docstrings_are_not_counted() -> None:
+def test_blank_lines_comments_and_docstrings_are_not_counted():
     assert lines_of_code(SOURCE) == 1 + 1 + 3 + 1 + 1 + 3
     assert lines_of_code("") == 0
 
 
-def test_a_folder_above_its_budget_is_named_and_changes_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_above_its_budget_is_named_and_changes_are_counted(tmp_path, capsys):
     def write(**files: str) -> None:
         for name, text in files.items():
             path = tmp_path / name.replace("__", "/").replace("_py", ".py")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.comm import Communicator, run_threads
@@ -32,7 +31,7 @@ def small() -> tuple[Model, ArrayDataset]:
     return Model(net, (4, 4, 1), backend="numpy"), data
 
 
-def test_the_trace_in_python_has_the_chosen_steps(tmp_path: Path) -> None:
+def test_the_trace_in_python_has_the_chosen_steps(tmp_path):
     def rank(comm: Communicator) -> None:
         model, data = small()
         names: dict[str, Any] = {"Trainer": Trainer, "model": model, "data": data}
@@ -44,7 +43,7 @@ def test_the_trace_in_python_has_the_chosen_steps(tmp_path: Path) -> None:
     assert steps.numbers.tolist() == [*range(10, 16), *range(4)]
 
 
-def test_the_observer_adds_up_the_time_of_layers() -> None:
+def test_the_observer_adds_up_the_time_of_layers():
     names: dict[str, Any] = {"Observer": Observer, "Kind": Kind, "time": time}
     exec(BLOCKS["observer"], names)
     model, data = small()
@@ -59,9 +58,7 @@ def test_the_observer_adds_up_the_time_of_layers() -> None:
     assert not times.open
 
 
-def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(tmp_path, capsys):
     write_run(tmp_path, slower=lambda rank, *where: 9 * MS * ((rank, where[-1]) == (1, "data")))
     exec(BLOCKS["analysis"], {"folder": tmp_path})
     parallel, slow, late = capsys.readouterr().out.splitlines()
@@ -70,7 +67,7 @@ def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(
     assert late.startswith("Part(rank=1")
 
 
-def test_formats_options_and_kinds_of_activities_are_described() -> None:
+def test_formats_options_and_kinds_of_activities_are_described():
     table = TEXT.partition("## Other tools")[2]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {*FORMATS}
     options = {own.label for own in flags(TrainConfig).values() if own.name.startswith("trace")}

@@ -38,9 +38,7 @@ def run(parts: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @needs_digits
 @pytest.mark.few(1)
 @pytest.mark.parametrize("page", CODE, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_from_top_to_bottom(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     run(blocks(page, "python"), tmp_path, monkeypatch)
 
 
@@ -52,16 +50,14 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 @needs_digits
 @pytest.mark.long
 @each("notebook", NOTEBOOKS)
-def test_a_notebook_runs_from_top_to_bottom(
-    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_runs_from_top_to_bottom(notebook, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra plot")
     run(["".join(cell["source"]) for cell in cells(notebook)], tmp_path, monkeypatch)
     pyplot.close("all")
 
 
 @each("notebook", NOTEBOOKS)
-def test_a_notebook_stores_small_outputs_and_no_error(notebook: Path) -> None:
+def test_a_notebook_stores_small_outputs_and_no_error(notebook):
     assert notebook.stat().st_size < 100_000
     outputs = [output for cell in cells(notebook) for output in cell["outputs"]]
     assert any("image/png" in output.get("data", ()) for output in outputs)
@@ -72,13 +68,13 @@ def test_a_notebook_stores_small_outputs_and_no_error(notebook: Path) -> None:
         assert cell["outputs"] or "print(" not in "".join(cell["source"])
 
 
-def test_there_are_six_chapters_and_four_notebooks() -> None:
+def test_there_are_six_chapters_and_four_notebooks():
     chapters = sorted(page.stem for page in (DOCS / "tutorial").glob("[0-9]*.md"))
     assert [int(name[0]) for name in chapters] == [1, 2, 3, 4, 5, 6]
     assert len(NOTEBOOKS) == 4
 
 
-def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers() -> None:
+def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers():
     topics = {*(DOCS / "research").glob("*.md")} - {DOCS / "research" / "index.md"}
     assert {topic.stem for topic in topics} == {
         *("schemes", "oracle", "virtual_ranks", "traces", "exactness")
@@ -90,14 +86,14 @@ def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers(
         assert len(re.findall(r"\b(?:19|20)\d\d\b", text.partition("**Papers**")[2])) >= 3
 
 
-def test_the_readme_is_one_page() -> None:
+def test_the_readme_is_one_page():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
 @needs_digits
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["schemes", "exactness", "step", "buckets", "speed", "packages"])
-def test_a_figure_of_the_manual_is_drawn(name: str, tmp_path: Path) -> None:
+def test_a_figure_of_the_manual_is_drawn(name, tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     code = "import figures; figures.EPOCHS |= dict.fromkeys(figures.EPOCHS, 2); figures.main()"
     command = [sys.executable, "-c", code, name, "drawn.png"]
@@ -108,7 +104,7 @@ def test_a_figure_of_the_manual_is_drawn(name: str, tmp_path: Path) -> None:
     assert (DOCS / "pictures" / f"{name}.png").exists()
 
 
-def test_every_public_name_has_a_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_public_name_has_a_docstring(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     import reference
 

@@ -98,9 +98,7 @@ def check_table(where: str, act: str, rank: int, told: str) -> None:
     ],
     ids=["stopped in forward", "in the loader", "in a message"],
 )
-def test_a_rank_that_does_not_go_on_is_named_and_all_end(
-    where: str, act: str, rank: int, call: int, ahead: Finished
-) -> None:
+def test_a_rank_that_does_not_go_on_is_named_and_all_end(where, act, rank, call, ahead):
     assert ahead.returncode == TIMEOUT_STATUS, ahead
     check_table(where, act, rank, ahead.stderr)
 
@@ -109,7 +107,7 @@ def test_a_rank_that_does_not_go_on_is_named_and_all_end(
     call=lambda act, folder: (late("forward", act, 0, 7, folder, "--trace=trace"), folder)
 )
 @pytest.mark.parametrize("act", [STOP, "raise ValueError('Bad: thing.')"], ids=["stop", "error"])
-def test_every_rank_that_can_run_writes_its_trace(act: str, ahead: tuple[Finished, Path]) -> None:
+def test_every_rank_that_can_run_writes_its_trace(act, ahead):
     finished, folder = ahead
     assert finished.returncode == (TIMEOUT_STATUS if act == STOP else 1), finished
     written = range(act == STOP, 3)
@@ -131,7 +129,7 @@ def training(folder: Path, *options: str) -> Program:
 
 @pytest.mark.long
 @each("act", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_keep_deadlines_without_the_monitor(act: int, tmp_path: Path) -> None:
+def test_ranks_keep_deadlines_without_the_monitor(act, tmp_path):
     """The loss is reported once, and a rank that is stopped then is named."""
     with training(tmp_path, "--timeout=6") as program:
         os.kill(monitor_process(program), act)
@@ -155,7 +153,7 @@ def goes_on(program: Program) -> None:
 
 
 @pytest.mark.long
-def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path: Path) -> None:
+def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path):
     with training(tmp_path) as program:
         os.kill(monitor_process(program), signal.SIGSTOP)
         os.kill(rank_processes(program)[2], signal.SIGHUP)  # ends the run at once
@@ -165,7 +163,7 @@ def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_signal_prints_one_table_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_signal_prints_one_table_and_training_goes_on(tmp_path):
     with training(tmp_path) as program:
         program.signal(signal.SIGUSR1)
         for process in program.descendants():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from tests.each import each
 from tests.small_training import small_fit, small_model, small_trainer
 
 
-def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_weights_come_back_bit_for_bit(tmp_path):
     model, other = small_model(seed=0), small_model(seed=1)
     model.statistics.running[:] = np.random.default_rng(0).random(len(model.statistics.running))
     save_weights(model, tmp_path / "w.safetensors")
@@ -34,7 +32,7 @@ def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert len({path.read_bytes() for path in tmp_path.rglob("*.safetensors")}) == 1
 
 
-def test_the_file_names_arrays_as_the_model_does_and_tells_the_version(tmp_path: Path) -> None:
+def test_the_file_names_arrays_as_the_model_does_and_tells_the_version(tmp_path):
     model = small_model()
     save_weights(model, tmp_path / "w.safetensors")
     with safe_open(tmp_path / "w.safetensors", "numpy") as file:
@@ -44,7 +42,7 @@ def test_the_file_names_arrays_as_the_model_does_and_tells_the_version(tmp_path:
         assert re.fullmatch(rf"{re.escape(__version__)} sha256:[0-9a-f]{{64}}", entry[1])
 
 
-def test_places_that_cannot_be_read_or_written_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_places_that_cannot_be_read_or_written_are_told_in_a_sentence(tmp_path):
     path, model = tmp_path / "none.safetensors", small_model()
     with pytest.raises(FileNotFoundError, match=f"^load_weights: file {path} does not exist$"):
         load_weights(model, path)
@@ -55,7 +53,7 @@ def test_places_that_cannot_be_read_or_written_are_told_in_a_sentence(tmp_path: 
         save_weights(model, path / "w.safetensors")
 
 
-def test_weights_that_do_not_fit_are_refused_with_names_and_shapes(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused_with_names_and_shapes(tmp_path):
     path = tmp_path / "w.safetensors"
     state = small_model(filters=6).state()
     state["tail.w"] = state.pop("head.b")
@@ -66,9 +64,7 @@ def test_weights_that_do_not_fit_are_refused_with_names_and_shapes(tmp_path: Pat
         assert part in str(caught.value)
 
 
-def test_a_full_disk_leaves_the_old_weights_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_weights_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "w.safetensors"
     save_weights(small_model(), path)
     before = path.read_bytes()
@@ -85,7 +81,7 @@ def test_a_full_disk_leaves_the_old_weights_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_are_those_of_the_library_and_its_files_are_read() -> None:
+def test_files_are_those_of_the_library_and_its_files_are_read():
     rng = np.random.default_rng(0)
     for dtype in ("float32", "float64", "float16", "int64", "uint8", "bool"):
         shapes = {"b": (3, 2), "a.x": (5,), "c": (), "d": (0, 4), "e": (1, 7)}
@@ -112,16 +108,14 @@ def test_files_are_those_of_the_library_and_its_files_are_read() -> None:
         '{"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 4]}}',
     ],
 )
-def test_headers_of_others_are_checked(header: str) -> None:
+def test_headers_of_others_are_checked(header):
     text = header.encode()
     for length in (len(text), len(text) + 1, len(text) + 5, 1 << 60):
         with pytest.raises(ValueError, match="not a safetensors file, or truncated"):
             decode(length.to_bytes(8, "little") + text + bytes(4))
 
 
-def test_without_memory_for_the_best_weights_training_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_memory_for_the_best_weights_training_continues(tmp_path, monkeypatch, caplog):
     def lacks(*given: object) -> bytes:
         raise MemoryError("Unable to allocate 64 MiB")
 
@@ -146,8 +140,8 @@ def test_without_memory_for_the_best_weights_training_continues(
     ],
 )
 def test_numbers_that_cannot_be_weights_are_refused_by_name_and_the_model_stays(
-    name: str, value: Any, words: str, strict: bool, tmp_path: Path
-) -> None:
+    name, value, words, strict, tmp_path
+):
     path, state = tmp_path / "w.safetensors", small_model().state()
     if isinstance(value, type):
         state[name] = state[name].astype(value)
@@ -169,9 +163,7 @@ def test_numbers_that_cannot_be_weights_are_refused_by_name_and_the_model_stays(
         (lambda data: data.replace(b'"F64"', b'"F8X"'), "that NumPy supports, got F8X"),
     ],
 )
-def test_damage_is_found_and_the_model_stays(
-    change: Callable[[bytes], bytes], words: str, tmp_path: Path
-) -> None:
+def test_damage_is_found_and_the_model_stays(change, words, tmp_path):
     path, model = tmp_path / "w.safetensors", small_model(seed=1)
     save_weights(small_model(), path)
     path.write_bytes(change(path.read_bytes()))
@@ -183,9 +175,7 @@ def test_damage_is_found_and_the_model_stays(
 
 @each("dtype", ["float16", "float32", "float64"])
 @each("metadata", [None, {"pydtnn": "0.4.0"}])
-def test_files_of_any_floats_without_a_checksum_are_read(
-    metadata: dict[str, str] | None, dtype: str, tmp_path: Path
-) -> None:
+def test_files_of_any_floats_without_a_checksum_are_read(metadata, dtype, tmp_path):
     """Those of earlier versions and of other programs."""
     state = {name: array.astype(dtype) for name, array in small_model().state().items()}
     model = small_model(seed=1, dtype="float32")
@@ -202,7 +192,7 @@ def head_of(classes: int, **options: Any) -> Model:
     return Model(net, (5, 5, 2), backend="numpy", dtype="float64", **options)
 
 
-def test_a_backbone_is_loaded_below_a_new_head(tmp_path: Path) -> None:
+def test_a_backbone_is_loaded_below_a_new_head(tmp_path):
     old, new = small_model(), head_of(7, seed=1)
     initial = {name: array.copy() for name, array in new.state().items()}
     state = {**old.state(), "batchnorm1.num_batches_tracked": np.array(3)}  # as of PyTorch
@@ -226,7 +216,7 @@ def test_a_backbone_is_loaded_below_a_new_head(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path: Path) -> None:
+def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(encode({"a.w": np.ones(3)}))
     model = small_model()
     before = encode(model.state())
@@ -245,7 +235,7 @@ def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path: Pa
         ("", {"conv2d0": "conv2d0"}),
     ],
 )
-def test_arrays_get_the_names_of_the_model(prefix: str, rename: Any, tmp_path: Path) -> None:
+def test_arrays_get_the_names_of_the_model(prefix, rename, tmp_path):
     state = {prefix + name: array for name, array in small_model().state().items()}
     more = {"c.d.w": np.ones(1)} if "c.d" in str(rename) else {}
     (tmp_path / "w.safetensors").write_bytes(encode(state | more))
@@ -265,7 +255,7 @@ def test_arrays_get_the_names_of_the_model(prefix: str, rename: Any, tmp_path: P
         ("head", "rename must be a mapping of names or a callable, got 'head'"),
     ],
 )
-def test_rules_that_give_no_names_are_refused(rename: Any, words: str, tmp_path: Path) -> None:
+def test_rules_that_give_no_names_are_refused(rename, words, tmp_path):
     save_weights(small_model(), tmp_path / "w.safetensors")
     model = small_model(seed=1)
     before = encode(model.state())
@@ -274,7 +264,7 @@ def test_rules_that_give_no_names_are_refused(rename: Any, words: str, tmp_path:
     assert encode(model.state()) == before
 
 
-def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused() -> None:
+def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused():
     arrays = {"block1.w": np.ones(2), "block10.w": np.zeros(2)}
     assert set(renamed(arrays, {"": "net"})) == {"net.block1.w", "net.block10.w"}
     assert set(renamed(arrays, {"block1": "first"})) == {"first.w", "block10.w"}
@@ -282,7 +272,7 @@ def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused() -> Non
     assert set(renamed(arrays, pattern)) == {"stage1.w", "stage10.w"}
 
 
-def test_arrays_renamed_to_none_are_skipped(tmp_path: Path) -> None:
+def test_arrays_renamed_to_none_are_skipped(tmp_path):
     path = tmp_path / "w.safetensors"
     save_weights(small_model(), path)
     for rename in ({"head": None}, lambda name: None if name[:4] == "head" else name):

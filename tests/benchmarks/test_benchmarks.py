@@ -42,9 +42,7 @@ def row(table: list[str], *start: str) -> list[str]:
 
 
 @each("name", ["parallel", "comm.default"])
-def test_a_benchmark_of_several_ranks_refuses_one(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_of_several_ranks_refuses_one(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}"])
     with pytest.raises(SystemExit):
         import_module(f"benchmarks.{name}").main()

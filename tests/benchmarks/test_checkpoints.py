@@ -1,9 +1,6 @@
 """The study of checkpoints, of a small network."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from benchmarks.checkpoints import resuming, scale
 from tests.each import each
 
 
-def test_the_study_writes_a_page_of_formats_and_of_damaged_files(tmp_path: Path) -> None:
+def test_the_study_writes_a_page_of_formats_and_of_damaged_files(tmp_path):
     places = tmp_path / "places"
     places.mkdir()
     page, records = tmp_path / "page.html", tmp_path / "records.jsonl"
@@ -37,7 +34,7 @@ def test_the_study_writes_a_page_of_formats_and_of_damaged_files(tmp_path: Path)
     assert [*places.iterdir()] == []
 
 
-def test_flipped_bits_of_a_network_that_has_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipped_bits_of_a_network_that_has_learnt(monkeypatch):
     monkeypatch.setattr(resuming, "BITS", {"highest": 30, "lowest": 0})
     monkeypatch.setattr(resuming, "MORE", 4)
     rows = {(row["place"], row["bit"]): row for row in resuming.flips(3)}
@@ -50,7 +47,7 @@ def test_flipped_bits_of_a_network_that_has_learnt(monkeypatch: pytest.MonkeyPat
 
 
 @each("nbytes", [205e6, 2.1e12])
-def test_the_best_interval_takes_the_smallest_share_of_time(nbytes: float) -> None:
+def test_the_best_interval_takes_the_smallest_share_of_time(nbytes):
     for level, shares in scale.shares(nbytes).items():
         best = shares["auto"].share
         assert best <= 1.02 * min(share.share for share in shares.values()), level

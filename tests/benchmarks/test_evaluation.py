@@ -41,7 +41,7 @@ def write(path: Path, text: str = SMALL) -> Path:
     return path
 
 
-def test_the_shipped_plan_has_what_the_protocol_asks_for() -> None:
+def test_the_shipped_plan_has_what_the_protocol_asks_for():
     plan = Plan.load(PLANS / "default.yaml")
     assert len(plan.networks) >= 3
     assert plan.ranks == (1, 2)
@@ -78,9 +78,7 @@ def test_the_shipped_plan_has_what_the_protocol_asks_for() -> None:
         (("ranks: [1]", "ranks: [3]\nhosts: 2\nlink: 1gbit"), "as many on each of 2 hosts, got 3"),
     ],
 )
-def test_a_bad_plan_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str
-) -> None:
+def test_a_bad_plan_is_refused_in_one_sentence(tmp_path, capsys, change, words):
     path = write(tmp_path / "plan.yaml", SMALL.replace(*change))
     assert main(["run", str(path), "--output", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
@@ -89,9 +87,7 @@ def test_a_bad_plan_is_refused_in_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_downloaded_unless_it_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_downloaded_unless_it_is_asked_for(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("subprocess.run", None)
     plan = write(tmp_path / "plan.yaml", SMALL.replace("[pydtnn]", "[pydtnn, jax]"))
     out, environments = tmp_path / "out", tmp_path / "env"
@@ -106,7 +102,7 @@ def test_nothing_is_downloaded_unless_it_is_asked_for(
     assert {*tmp_path.iterdir()} == {plan}
 
 
-def test_weights_are_those_of_the_networks() -> None:
+def test_weights_are_those_of_the_networks():
     assert parameters(NETWORKS["resnet20"]) == 272474  # He et al., 2016: 0.27 M
     assert parameters(NETWORKS["resnet44"]) == 661338  # 0.66 M
     for network in NETWORKS.values():
@@ -127,7 +123,7 @@ def times(rng: np.random.Generator, factor: float = 1.0) -> tuple[list[float], l
     return [*(factor * first)], [*second]
 
 
-def test_a_program_that_is_3_percent_slower_is_found_and_equal_ones_are_not() -> None:
+def test_a_program_that_is_3_percent_slower_is_found_and_equal_ones_are_not():
     rng = np.random.default_rng(0)
     for _ in range(20):
         slower = statistics.compare(*times(rng, 1.03))
@@ -136,7 +132,7 @@ def test_a_program_that_is_3_percent_slower_is_found_and_equal_ones_are_not() ->
         assert not statistics.compare(*times(rng)).significant
 
 
-def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_test() -> None:
+def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_test():
     assert median([3.0]).text() == statistics.mean([3.0]).text() == "3"
     assert median([3.0, 4.0]).text() == statistics.mean([3.0, 4.0]).text() == "3.5"
     assert "to" in median([3.0, 4.0, 5.0]).text()
@@ -151,7 +147,7 @@ def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_tes
     assert values.high - values.value == pytest.approx(stats.t.ppf(0.975, 4) * np.sqrt(2.5 / 5))
 
 
-def test_a_p_is_the_share_of_all_choices_of_signs() -> None:
+def test_a_p_is_the_share_of_all_choices_of_signs():
     values = np.random.default_rng(7).normal(size=8)
     sums = [abs(np.dot(values, signs)) for signs in product((1, -1), repeat=8)]
     assert statistics.sign_test(values) == np.mean(np.array(sums) >= abs(values.sum()) * (1 - 1e-9))
@@ -164,7 +160,7 @@ def equal(rng: np.random.Generator, experiments: int, pairs: int) -> statistics.
     return statistics.compare_cells([(first, second) for first, second in drawn])
 
 
-def test_equal_programs_are_called_different_at_the_nominal_rate_in_25_designs() -> None:
+def test_equal_programs_are_called_different_at_the_nominal_rate_in_25_designs():
     rng, p, draws = np.random.default_rng(6), [], 20
     for experiments, pairs in product((1, 2, 4, 7, 10), repeat=2):
         own = np.array([equal(rng, experiments, pairs).p for _ in range(draws)])
@@ -178,7 +174,7 @@ def test_equal_programs_are_called_different_at_the_nominal_rate_in_25_designs()
         assert np.sum(own < level) <= stats.binom.ppf(0.999, len(own), level), level
 
 
-def test_variation_is_that_of_jains_example() -> None:
+def test_variation_is_that_of_jains_example():
     """Jain, example 18.1: memory and cache at two levels each, 3 replications."""
     observed = {("-", "-"): (15, 18, 12), ("+", "-"): (45, 48, 51), ("-", "+"): (25, 28, 19)}
     observed[("+", "+")] = (75, 75, 81)
@@ -194,9 +190,7 @@ def test_variation_is_that_of_jains_example() -> None:
 
 
 @each(("strong", "sharing", "second"), [(False, 2, 2.5), (True, 1, 0.625)])
-def test_efficiency_is_that_of_the_share_of_a_core_and_of_a_divided_batch(
-    strong: bool, sharing: int, second: float
-) -> None:
+def test_efficiency_is_that_of_the_share_of_a_core_and_of_a_divided_batch(strong, sharing, second):
     plan = Plan(("pydtnn",), ("mlp",), (1, 4 // 2 * sharing), batch=32, strong=strong)
     assert plan.batch_of(2) == (16 if strong else 32)
     runs = [
@@ -212,7 +206,7 @@ def test_efficiency_is_that_of_the_share_of_a_core_and_of_a_divided_batch(
 # -- predictions ----------------------------------------------------------------------------------
 
 
-def test_the_page_has_the_predictions_that_are_printed() -> None:
+def test_the_page_has_the_predictions_that_are_printed():
     page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
     found = [*mahon.predictions()]
     for one in found:
@@ -243,7 +237,7 @@ def profile(path: Path, begin: float, *events: tuple[str, int, float, float]) ->
     return path
 
 
-def test_a_profile_of_pytorch_becomes_the_states_of_its_ranks(tmp_path: Path) -> None:
+def test_a_profile_of_pytorch_becomes_the_states_of_its_ranks(tmp_path):
     events = [
         [("backward", 1, 0, 50), ("aten::mm", 1, 0, 40), ("gloo:all_reduce", 2, 30, 40)],
         [("aten::mm", 1, 1010, 40), ("gloo:all_reduce", 2, 1050, 20)],  # a clock of its own
@@ -263,7 +257,7 @@ def test_a_profile_of_pytorch_becomes_the_states_of_its_ranks(tmp_path: Path) ->
     assert '<rect x="0" width="150" height="1" fill="#3b6fb6"/>' in bars[1]  # 50 of 200 us
 
 
-def test_sums_that_not_all_ranks_have_are_not_matched() -> None:
+def test_sums_that_not_all_ranks_have_are_not_matched():
     nothing = np.zeros((0, 2), "i8")
     steps = np.array([[0, 100]])
     ranks = [Profile(steps, nothing, np.array([[0, 80]])), Profile(steps, nothing, nothing)]
@@ -274,7 +268,7 @@ def test_sums_that_not_all_ranks_have_are_not_matched() -> None:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def test_a_run_is_disturbed_by_what_it_has_not_used_itself() -> None:
+def test_a_run_is_disturbed_by_what_it_has_not_used_itself():
     ticks = os.sysconf("SC_CLK_TCK")
     before = {"at": 0.0, "busy": 0, "steal": 0, "all": 0}
     after = {"at": 10.0, "busy": 16 * ticks, "steal": ticks, "all": 20 * ticks}
@@ -283,9 +277,7 @@ def test_a_run_is_disturbed_by_what_it_has_not_used_itself() -> None:
     assert disturbance(before, after, own=20.0)["load"] == 0
 
 
-def test_a_plan_runs_continues_and_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_runs_continues_and_is_reported(tmp_path, capsys):
     plan, out = write(tmp_path / "plan.yaml"), tmp_path / "out"
     arguments = ["run", str(plan), "--output", str(out)]
     assert main(arguments) == 0
@@ -336,7 +328,7 @@ print(own.sent_messages(), own.sent_bytes())
 """
 
 
-def test_messages_through_tcp_are_counted_and_nothing_else(tmp_path: Path) -> None:
+def test_messages_through_tcp_are_counted_and_nothing_else(tmp_path):
     counter = counter_of(tmp_path)
     if not counter:
         pytest.skip("no C compiler")
@@ -348,7 +340,7 @@ def test_messages_through_tcp_are_counted_and_nothing_else(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be emulated")
-def test_ranks_on_emulated_hosts_exchange_gradients_over_their_links(tmp_path: Path) -> None:
+def test_ranks_on_emulated_hosts_exchange_gradients_over_their_links(tmp_path):
     text = SMALL.replace("ranks: [1]", "ranks: [2]\nhosts: 2\nlink: 1gbit")
     plan = write(tmp_path / "plan.yaml", text.replace("repetitions: 2", "repetitions: 1"))
     out = tmp_path / "out"
@@ -370,7 +362,7 @@ def draw(results: Path) -> None:
     subprocess.run([sys.executable, "-c", "\n".join(parts)], env=variables, check=True)
 
 
-def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path: Path) -> None:
+def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path):
     text = SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_slower]").replace("[mlp]", "[digits]")
     text = text.replace("batch: 4", "batch: 32\ndata: digits\nepochs: 3\ntarget: 0.5")
     out = tmp_path / "out"

@@ -3,8 +3,6 @@
 What they print means nothing then. PyTorch's side is in `tests/parity`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The check of a GPU, without one: its parts, limits, judgements and report, with stand-ins."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Promises for a GPU are judged by the numbers that were found: kept, broken or not seen."""
 
-from __future__ import annotations
-
 import json
 
 from tests.each import each

@@ -1,7 +1,5 @@
 """The environment of the check of a GPU, where pydtnn cannot be built."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

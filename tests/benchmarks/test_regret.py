@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from benchmarks.regret import Case, Outcome, table
 from pydtnn.perfmodel.workload import Workload
 from tests.benchmarks.test_benchmarks import lines

@@ -1,7 +1,5 @@
 """Scaling runs: intervals are Student's, rows and pictures are made, the job file runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ranks of Open MPI that are killed: the others continue, to the same bytes in exact mode."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -16,7 +14,7 @@ from tests.launch import ROOT, is_openmpi, why_not
 @pytest.mark.skipif(bool(why_not()) or not is_openmpi(), reason="needs Open MPI")
 @each("mode", MODES)
 @each("kinds", ["one first", "two recovery"])
-def test_a_run_survives_ranks_that_are_killed(mode: str, kinds: str) -> None:
+def test_a_run_survives_ranks_that_are_killed(mode, kinds):
     options = ["--modes", mode, "--kinds", *kinds.split(), "--kills=1"]
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.survival", *options],

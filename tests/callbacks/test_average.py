@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def averages(initial: State, steps: list[State], decay: float) -> State:
 
 
 @each("decay", [0.0, 0.3, 0.99])
-def test_the_average_is_that_of_the_definition_and_training_is_not_affected(decay: float) -> None:
+def test_the_average_is_that_of_the_definition_and_training_is_not_affected(decay):
     steps: list[State] = []
     record = Recorder(on_step=lambda trainer: steps.append(copy_of(trainer)))
     trainer = small_trainer(None, ExponentialMovingAverage(decay), record)
@@ -68,7 +67,7 @@ def test_the_average_is_that_of_the_definition_and_training_is_not_affected(deca
     assert checksums(plain.model.state()) == checksums(steps[-1])
 
 
-def test_validation_and_best_weights_are_those_of_the_average(tmp_path: Path) -> None:
+def test_validation_and_best_weights_are_those_of_the_average(tmp_path):
     after_epochs: list[State] = []
 
     def look(trainer: Any) -> None:
@@ -89,14 +88,14 @@ def test_validation_and_best_weights_are_those_of_the_average(tmp_path: Path) ->
     assert checksums(best.state()) == checksums(after_epochs[index])
 
 
-def test_with_neither_option_evaluation_and_the_end_are_those_of_the_parameters() -> None:
+def test_with_neither_option_evaluation_and_the_end_are_those_of_the_parameters():
     plain = small_trainer()
     trainer = small_trainer(None, EMA(0.9, evaluate=False, final=False))
     assert small_fit(trainer) == small_fit(plain)
     assert checksums(trainer.model.state()) == checksums(plain.model.state())
 
 
-def test_weights_that_are_loaded_after_an_evaluation_are_those_that_are_averaged() -> None:
+def test_weights_that_are_loaded_after_an_evaluation_are_those_that_are_averaged():
     first, second = (small_trainer(None, EMA(0.9)) for _ in range(2))
     first.evaluate(small_data()[1])
     for seed in (7, 8):  # also between two calls of fit
@@ -108,7 +107,7 @@ def test_weights_that_are_loaded_after_an_evaluation_are_those_that_are_averaged
 
 
 @pytest.mark.threads(2)
-def test_frozen_parameters_stay_and_thawed_ones_start_a_new_average(comm: Communicator) -> None:
+def test_frozen_parameters_stay_and_thawed_ones_start_a_new_average(comm):
     trainer = small_trainer(comm, average := EMA(0.9))
     small_fit(trainer, epochs=1)
     trainer.model.freeze("conv2d0", "batchnorm1")
@@ -127,9 +126,7 @@ def test_frozen_parameters_stay_and_thawed_ones_start_a_new_average(comm: Commun
 
 @pytest.mark.threads(2)
 @pytest.mark.parametrize(("at", "frozen"), [(3, []), (4, []), (6, ["conv2d0.w", "conv2d0.b"])])
-def test_an_interrupted_run_is_resumed_to_the_same_bytes(
-    comm: Communicator, shared_path: Path, at: int, frozen: list[str]
-) -> None:
+def test_an_interrupted_run_is_resumed_to_the_same_bytes(comm, shared_path, at, frozen):
     """What was frozen then replaces what is now."""
     whole = small_trainer(comm, EMA(0.9), Interrupt(99), Checkpointer(shared_path / "w"))
     if at % 4:  # running statistics are made equal where a checkpoint is saved
@@ -155,7 +152,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(
     comm.barrier()
 
 
-def test_a_checkpoint_of_the_end_contains_the_parameters_to_continue_from(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_end_contains_the_parameters_to_continue_from(tmp_path):
     """The last one may be saved when the model already has the average."""
     whole = small_trainer(None, EMA(0.9))
     small_fit(whole, epochs=3)
@@ -168,7 +165,7 @@ def test_a_checkpoint_of_the_end_contains_the_parameters_to_continue_from(tmp_pa
     assert everything(again) == everything(whole)
 
 
-def test_all_ranks_have_the_same_average_which_their_number_does_not_change() -> None:
+def test_all_ranks_have_the_same_average_which_their_number_does_not_change():
     def rank(comm: Communicator) -> dict[str, str]:
         exchange = AllReduce(comm, sums=lambda c: ExactSums(c, shards=4))
         trainer = small_trainer(comm, EMA(0.9), exchange=exchange)
@@ -180,7 +177,7 @@ def test_all_ranks_have_the_same_average_which_their_number_does_not_change() ->
 
 
 @pytest.mark.threads(2)
-def test_schemes_with_other_parameters_on_each_rank_are_refused(comm: Communicator) -> None:
+def test_schemes_with_other_parameters_on_each_rank_are_refused(comm):
     trainer = small_trainer(exchange=LocalSGD(comm), model=small_model())
     trainer.callbacks.append(EMA())
     with pytest.raises(AgreedError, match="must train the same parameters, got LocalSGD, with"):
@@ -188,7 +185,7 @@ def test_schemes_with_other_parameters_on_each_rank_are_refused(comm: Communicat
 
 
 @each("dtype", ["bfloat16", "float32"])
-def test_master_weights_of_16_bit_models_are_averaged_in_float32(dtype: str) -> None:
+def test_master_weights_of_16_bit_models_are_averaged_in_float32(dtype):
     net = Sequential(Linear(4), BatchNorm(), ReLU(), Linear(3))
     model = Model(net, (6,), backend="numpy", dtype=dtype)
     rng = np.random.default_rng(0)
@@ -203,7 +200,7 @@ def test_master_weights_of_16_bit_models_are_averaged_in_float32(dtype: str) -> 
         np.testing.assert_allclose(model.state()[name], mean, rtol=1e-5, atol=1e-6)  # float32
 
 
-def test_a_saved_average_of_another_model_is_refused() -> None:
+def test_a_saved_average_of_another_model_is_refused():
     trainer = small_trainer(None, average := EMA())
     small_fit(trainer, epochs=1)
     other = small_trainer(None, loaded := EMA(), model=small_model(filters=5))

@@ -76,7 +76,7 @@ UNEVEN = (None, (5, 20, 16, 7), (1, 1, 1, 45))
 
 
 @each("accumulation", [1, 3])
-def test_gradients_are_the_mean_over_the_batch_for_any_parts(accumulation: int) -> None:
+def test_gradients_are_the_mean_over_the_batch_for_any_parts(accumulation):
     expected, losses = trained(Serial(), [])
     everywhere = run_threads(
         4, lambda comm: trained(comm, [Shares(UNEVEN)], accumulation=accumulation)
@@ -87,7 +87,7 @@ def test_gradients_are_the_mean_over_the_batch_for_any_parts(accumulation: int) 
             np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-13)
 
 
-def test_in_exact_training_the_bytes_remain_for_any_parts() -> None:
+def test_in_exact_training_the_bytes_remain_for_any_parts():
     expected, losses = trained(Serial(), [], shards=12, norm=True)
     shares = ((3, 3, 3, 3), (1, 5, 4, 2), (9, 1, 1, 1))
     everywhere = run_threads(4, lambda comm: trained(comm, [Shares(shares)], shards=12, norm=True))
@@ -112,7 +112,7 @@ def delayed(comm: Communicator, epochs: int) -> list[Any]:
     return found
 
 
-def test_a_rank_of_half_the_speed_gets_half_the_samples(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_of_half_the_speed_gets_half_the_samples(caplog):
     """And a further training with another batch begins with equal parts."""
     with caplog.at_level(logging.WARNING, "pydtnn.train"):
         everywhere = run_threads(4, lambda comm: delayed(comm, 2))
@@ -134,13 +134,11 @@ def test_a_rank_of_half_the_speed_gets_half_the_samples(caplog: pytest.LogCaptur
         ([4, 4], [0.0, 1.0], None),  # nothing was measured
     ],
 )
-def test_parts_are_such_that_the_slowest_rank_ends_as_early_as_possible(
-    shares: list[int], times: list[float], expected: tuple[int, ...] | None
-) -> None:
+def test_parts_are_such_that_the_slowest_rank_ends_as_early_as_possible(shares, times, expected):
     assert divide(Epoch(tuple(shares), tuple(times))) == expected
 
 
-def test_time_that_does_not_depend_on_the_part_is_found_from_two_epochs() -> None:
+def test_time_that_does_not_depend_on_the_part_is_found_from_two_epochs():
     def measured(shares: tuple[int, ...]) -> Epoch:
         fixed, each = (1.0, 1.0, 4.0), (1.0, 1.0, 2.0)
         return Epoch(shares, tuple(f + e * n for f, e, n in zip(fixed, each, shares, strict=True)))
@@ -152,12 +150,12 @@ def test_time_that_does_not_depend_on_the_part_is_found_from_two_epochs() -> Non
     assert divide(measured(third), second) is None
 
 
-def test_ranks_with_the_same_samples_have_the_part_of_the_slowest() -> None:
+def test_ranks_with_the_same_samples_have_the_part_of_the_slowest():
     everywhere = [{"forward": 1.0, "update": 9.0}, {"forward": 2.0}, {"data": 1.0}, {}]
     assert times_of_places(everywhere, [0, 0, 1, 1]) == [2.0, 1.0]
 
 
-def test_parts_are_part_of_a_checkpoint() -> None:
+def test_parts_are_part_of_a_checkpoint():
     before, after = Balance(SlowRanks()), Balance(SlowRanks())
     before._latest = (3, 5)
     after.load(before.state())
@@ -167,7 +165,7 @@ def test_parts_are_part_of_a_checkpoint() -> None:
     assert after.state() == {"shares": [3, 5]}
 
 
-def test_a_scheme_whose_ranks_train_independently_is_refused() -> None:
+def test_a_scheme_whose_ranks_train_independently_is_refused():
     def run(comm: Communicator) -> str:
         slow, model = SlowRanks(), Model(Sequential(Linear(3)), (6,))
         options: Any = {"callbacks": [slow, Balance(slow)], "observers": [slow.times]}

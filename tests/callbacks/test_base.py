@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from pydtnn.callbacks import (
     StopAtMetric,
     TensorBoard,
 )
-from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_training import small_fit, small_trainer
@@ -52,13 +50,13 @@ NAN = math.nan
         (lambda: Checkpointer("x", every="nan s"), "Checkpointer: every must be a time such"),
     ],
 )
-def test_mistakes_are_refused_when_a_callback_is_made(make: Any, message: str) -> None:
+def test_mistakes_are_refused_when_a_callback_is_made(make, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         make()
 
 
 @pytest.mark.threads(2)
-def test_a_function_is_called_after_every_epoch_on_every_rank(comm: Communicator) -> None:
+def test_a_function_is_called_after_every_epoch_on_every_rank(comm):
     seen: list[tuple[int, float]] = []
     trainer = small_trainer(comm, lambda t: seen.append((t.epoch, t.logs["val_loss"])))
     history = small_fit(trainer, 2)
@@ -74,14 +72,14 @@ def test_a_function_is_called_after_every_epoch_on_every_rank(comm: Communicator
         (3, "callback must be a Callback, got 3"),
     ],
 )
-def test_other_functions_are_refused(given: Any, sentence: str) -> None:
+def test_other_functions_are_refused(given, sentence):
     with pytest.raises(TypeError, match=re.escape(sentence)):
         small_trainer(None, given)
     with pytest.raises(TypeError, match="on_step_end must be a function of the trainer, got 'x'"):
         FunctionCallback(on_step_end="x")  # type: ignore[arg-type]
 
 
-def test_functions_of_every_event_are_called_in_order_and_may_end_training() -> None:
+def test_functions_of_every_event_are_called_in_order_and_may_end_training():
     calls: list[str] = []
 
     def noting(event: str) -> Any:
@@ -103,9 +101,7 @@ WRITERS = [HistoryWriter, MeasurementWriter, *([TensorBoard] if find_spec("tenso
 
 @pytest.mark.threads(2)
 @each("kind", WRITERS)
-def test_results_that_cannot_be_written_stop_all_ranks_before_any_work(
-    comm: Communicator, kind: Any, tmp_path: Path
-) -> None:
+def test_results_that_cannot_be_written_stop_all_ranks_before_any_work(comm, kind, tmp_path):
     if comm.rank == 0:
         (tmp_path / "file").write_text("")
     comm.barrier()

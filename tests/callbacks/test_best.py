@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pydtnn.callbacks import BestWeights, Callback, Checkpointer, EarlyStopping
-from pydtnn.comm import Communicator
 from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
@@ -40,9 +38,7 @@ def restoring(*others: Callback) -> list[Callback]:
 
 @pytest.mark.threads(1, 3)
 @each("scheme", [AllReduce, ShardedOptimizer])
-def test_training_ends_with_the_weights_of_the_best_epoch_on_every_rank(
-    comm: Communicator, scheme: type[AllReduce]
-) -> None:
+def test_training_ends_with_the_weights_of_the_best_epoch_on_every_rank(comm, scheme):
     trainer = small_trainer(None, *restoring(), exchange=scheme(comm))
     small_fit(trainer, epochs=4)
     if comm.size == 1:  # otherwise batch norm normalises the samples of each rank
@@ -54,7 +50,7 @@ def test_training_ends_with_the_weights_of_the_best_epoch_on_every_rank(
     assert len(set(comm.gather_object(str(checksums(trainer.model.state()))))) == 1
 
 
-def test_a_resumed_run_restores_the_best_epoch_before_it_was_interrupted(tmp_path: Path) -> None:
+def test_a_resumed_run_restores_the_best_epoch_before_it_was_interrupted(tmp_path):
     """And the checkpoint at the end of training contains the last weights, not the restored."""
 
     def run(epochs: int) -> Trainer:
@@ -72,7 +68,7 @@ def test_a_resumed_run_restores_the_best_epoch_before_it_was_interrupted(tmp_pat
     assert trainer.history == history
 
 
-def test_weights_that_were_not_saved_cannot_be_restored(tmp_path: Path) -> None:
+def test_weights_that_were_not_saved_cannot_be_restored(tmp_path):
     small_fit(small_trainer(None, EarlyStopping(), Checkpointer(tmp_path)), 1)
     trainer = small_trainer(None, *restoring(Checkpointer(tmp_path)))
     with pytest.raises(AgreedError, match="restore_best requires the weights of the best epoch"):
@@ -80,9 +76,7 @@ def test_weights_that_were_not_saved_cannot_be_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.threads(2)
-def test_training_continues_if_the_file_cannot_be_written(
-    comm: Communicator, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_continues_if_the_file_cannot_be_written(comm, tmp_path, caplog):
     if comm.rank == 0:
         (tmp_path / "file").write_text("")
     trainer = small_trainer(comm, BestWeights(tmp_path / "file" / "best.safetensors"))

@@ -44,16 +44,12 @@ def steps_saved(directory: Path) -> list[int]:
         ({"every": "1 step", "keep": 2, "keep_every": 4}, [4, 8, 11, 12]),
     ],
 )
-def test_checkpoints_are_saved_at_the_intervals_and_at_the_end(
-    options: dict[str, Any], expected: list[int], tmp_path: Path
-) -> None:
+def test_checkpoints_are_saved_at_the_intervals_and_at_the_end(options, expected, tmp_path):
     small_fit(small_trainer(None, Checkpointer(tmp_path, **options)), epochs=3)
     assert steps_saved(tmp_path) == expected
 
 
-def test_a_folder_of_another_run_and_callbacks_with_state_after_it_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_of_another_run_and_callbacks_with_state_after_it_are_refused(tmp_path):
     after = Checkpointer(tmp_path), HistoryWriter(tmp_path)  # which has none
     small_fit(small_trainer(None, *after), epochs=1)
     with pytest.raises(AgreedError, match=r"checkpoint-00000004 of another run; resume from"):
@@ -97,9 +93,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.threads(1, 2)
-def test_training_continues_while_a_checkpoint_is_written(
-    comm: Communicator, shared_path: Path, disk: Disk
-) -> None:
+def test_training_continues_while_a_checkpoint_is_written(comm, shared_path, disk):
     """The checkpoint is that of the step at which it began, as one that is written at once."""
     saver = Checkpointer(shared_path / "own", every="3 steps", keep=9)
     seen = []
@@ -133,8 +127,8 @@ def free_when_awaited(saver: Checkpointer, disk: Disk) -> None:
 
 
 def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, disk, monkeypatch, caplog
+):
     readings = itertools.count(step=2.0)
     monkeypatch.setattr(clock, "now", lambda: next(readings))
     saver = Checkpointer(tmp_path, every="2 steps")
@@ -152,12 +146,8 @@ def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
 @pytest.mark.threads(1, 2)
 @pytest.mark.parametrize("background", [True, False])
 def test_training_continues_if_a_checkpoint_cannot_be_written(
-    background: bool,
-    comm: Communicator,
-    shared_path: Path,
-    disk: Disk,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    background, comm, shared_path, disk, caplog
+):
     disk.full = [2]
     disk.free.set()
     saver = Checkpointer(shared_path, every="2 steps", keep=9, background=background)
@@ -172,9 +162,7 @@ def test_training_continues_if_a_checkpoint_cannot_be_written(
 
 @pytest.mark.threads(2)
 @each("why", ["full", "no folder"])
-def test_that_no_checkpoint_could_be_written_is_an_error_at_the_end(
-    comm: Communicator, shared_path: Path, disk: Disk, why: str
-) -> None:
+def test_that_no_checkpoint_could_be_written_is_an_error_at_the_end(comm, shared_path, disk, why):
     disk.full = range(99)
     disk.free.set()
     folder = shared_path / why
@@ -187,7 +175,7 @@ def test_that_no_checkpoint_could_be_written_is_an_error_at_the_end(
         saver.check_written()
 
 
-def test_a_checkpoint_is_completed_if_an_error_ends_training(tmp_path: Path, disk: Disk) -> None:
+def test_a_checkpoint_is_completed_if_an_error_ends_training(tmp_path, disk):
     def fail(trainer: Trainer) -> None:
         if trainer.optimizer.iterations == 3:
             free_when_awaited(saver, disk)
@@ -227,9 +215,7 @@ def local_trainer(
 
 
 @pytest.mark.parametrize("lost", ["", "a", "b"])
-def test_the_newest_checkpoint_of_any_host_is_loaded_on_all(
-    lost: str, on_hosts: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_newest_checkpoint_of_any_host_is_loaded_on_all(lost, on_hosts, tmp_path):
     shared, local = tmp_path / "shared", tmp_path / "local"
     states: dict[int, Any] = {}
 
@@ -258,9 +244,7 @@ def test_the_newest_checkpoint_of_any_host_is_loaded_on_all(
     assert all(state == states[6] for _, state in found)
 
 
-def test_hosts_that_have_parts_of_the_state_only_are_refused(
-    on_hosts: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_hosts_that_have_parts_of_the_state_only_are_refused(on_hosts, tmp_path):
     def train(comm: Communicator) -> str:
         with pytest.raises(AgreedError) as caught:
             small_fit(local_trainer(comm, tmp_path, ShardedOptimizer))

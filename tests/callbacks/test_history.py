@@ -13,7 +13,7 @@ from tests.small_training import Recorder, small_fit, small_trainer
 NAN = math.nan
 
 
-def test_history_is_written_after_every_epoch_as_table_and_as_json(tmp_path: Path) -> None:
+def test_history_is_written_after_every_epoch_as_table_and_as_json(tmp_path):
     lengths = []
     look = Recorder(on_epoch=lambda t: lengths.append(len(read_csv(tmp_path))))
     trainer = small_trainer(None, HistoryWriter(tmp_path / "run"), look)
@@ -33,7 +33,7 @@ def read_csv(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_history_in_json_has_null_for_what_json_does_not_know(tmp_path: Path) -> None:
+def test_history_in_json_has_null_for_what_json_does_not_know(tmp_path):
     trainer = small_trainer()
     trainer.history = [{"loss": NAN, "val_loss": math.inf}]
     HistoryWriter(tmp_path).on_epoch_end(trainer)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pydtnn.callbacks import MeasurementWriter
-from pydtnn.comm import Communicator
 from tests.small_training import STEPS, small_fit, small_trainer
 
 
@@ -19,9 +18,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.threads(1, 2)
-def test_every_epoch_has_a_line_with_its_intervals_and_the_times_of_all_ranks(
-    comm: Communicator, tmp_path: Path
-) -> None:
+def test_every_epoch_has_a_line_with_its_intervals_and_the_times_of_all_ranks(comm, tmp_path):
     trainer = small_trainer(comm, MeasurementWriter(tmp_path))
     small_fit(trainer, epochs=2)
     trainer.comm.barrier()
@@ -43,7 +40,7 @@ def test_every_epoch_has_a_line_with_its_intervals_and_the_times_of_all_ranks(
     assert 0 < total <= trainer.comm.traffic.bytes or comm.size == 1
 
 
-def test_long_epochs_have_at_most_fifty_intervals(tmp_path: Path) -> None:
+def test_long_epochs_have_at_most_fifty_intervals(tmp_path):
     writer, trainer = MeasurementWriter(tmp_path), small_trainer()
     writer.on_fit_ready(trainer, 1, 120)
     writer.on_epoch_start(trainer)
@@ -56,7 +53,7 @@ def test_long_epochs_have_at_most_fifty_intervals(tmp_path: Path) -> None:
     assert line["intervals"]["loss"] == [*range(2, 120, 3)]
 
 
-def test_a_further_fit_continues_the_file_and_another_run_replaces_it(tmp_path: Path) -> None:
+def test_a_further_fit_continues_the_file_and_another_run_replaces_it(tmp_path):
     trainer = small_trainer(None, MeasurementWriter(tmp_path))
     small_fit(trainer, epochs=1)
     small_fit(trainer, epochs=2)

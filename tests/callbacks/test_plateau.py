@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -31,13 +29,11 @@ def factors(callback: ReduceOnPlateau, values: list[float]) -> list[float]:
         ({"patience": 0, "min_factor": 0.3}, [1, 1, 1, 1], [1, 0.5, 0.3, 0.3]),
     ],
 )
-def test_reduce_on_plateau_multiplies_once_per_patience(
-    options: dict[str, Any], values: list[float], expected: list[float]
-) -> None:
+def test_reduce_on_plateau_multiplies_once_per_patience(options, values, expected):
     assert factors(ReduceOnPlateau("val_loss", 0.5, **options), values) == expected
 
 
-def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:
+def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used():
     plateau = ReduceOnPlateau("val_loss", 0.5, 0, min_delta=100)
     trainer = small_trainer(None, plateau)
     plain = small_trainer()
@@ -47,7 +43,7 @@ def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:
 
 
 @each("change", [{"cooling": None}, {"waited": 1.5}, {"waited": -1}, {"best": "0.5"}])
-def test_a_state_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, object]) -> None:
+def test_a_state_that_cannot_be_is_refused_and_changes_nothing(change):
     callback = ReduceOnPlateau(patience=2)
     callback.load({"best": 0.5, "waited": 1, "cooling": 3})
     before = callback.state()

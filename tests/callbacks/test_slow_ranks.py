@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import Callback, SlowRanks
@@ -61,9 +60,7 @@ def train(comm: Communicator, where: str) -> None:
 
 
 @each("where", ["data", "forward", "callback Late"])
-def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(
-    where: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(where, caplog):
     with caplog.at_level(logging.WARNING, "pydtnn.train"):
         run_threads(3, train, where)
     for epoch in (1, 2):
@@ -73,7 +70,7 @@ def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(
         assert f"mostly in {where}: " in told[0]
 
 
-def test_ranks_that_are_alike_or_differ_for_a_moment_are_not_named() -> None:
+def test_ranks_that_are_alike_or_differ_for_a_moment_are_not_named():
     alike = [{"forward": 1.0, "backward": 2.0}, {"forward": 1.3, "backward": 2.1}] * 2
     for times in (alike, alike[:1], [{}, {}]):
         assert slow_ranks(times, 1.5) == []
@@ -82,13 +79,13 @@ def test_ranks_that_are_alike_or_differ_for_a_moment_are_not_named() -> None:
     assert slow_ranks(times, 1.5, least=1.0) == []
 
 
-def test_the_phase_is_the_one_with_the_largest_difference() -> None:
+def test_the_phase_is_the_one_with_the_largest_difference():
     times = [{"forward": 1.0, "backward": 5.0}, {"forward": 5.0, "backward": 6.0}]
     (told,) = slow_ranks([times[0], times[1], times[0]], 1.5)
     assert told.startswith("rank 1 is busy 1.8 times as long as the others, mostly in forward")
 
 
-def test_time_in_calls_and_in_inner_phases_does_not_count() -> None:
+def test_time_in_calls_and_in_inner_phases_does_not_count():
     times = PhaseTimes()
     with clock.used(Ticks()):
         for seconds, kind, name in (

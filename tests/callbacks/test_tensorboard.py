@@ -16,7 +16,6 @@ import pytest
 
 from pydtnn.callbacks import Callback, TensorBoard
 from pydtnn.callbacks.tensorboard import EventFile
-from pydtnn.comm import Communicator
 from pydtnn.parallel.schemes import AllReduce, Gossip, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils import clock
@@ -74,9 +73,7 @@ class Second(Callback):
 
 @pytest.mark.threads(2)
 @each("scheme", [AllReduce, Gossip, lambda comm: LocalSGD(comm, period=3)])
-def test_curves_have_the_history_and_the_losses_of_steps(
-    comm: Communicator, tmp_path: Path, scheme: Any
-) -> None:
+def test_curves_have_the_history_and_the_losses_of_steps(comm, tmp_path, scheme):
     """Those over the samples of all ranks, also where these train independently."""
     board = TensorBoard(tmp_path, every_steps=2)
     trainer = small_trainer(comm, Second(), board, exchange=scheme(comm))
@@ -99,7 +96,7 @@ def test_curves_have_the_history_and_the_losses_of_steps(
     assert len([*tmp_path.iterdir()]) == 1
 
 
-def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_curves(tmp_path):
     class Stop(Callback):
         """Save a checkpoint after the first epoch."""
 
@@ -120,7 +117,7 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
     assert again == pytest.approx(dict(enumerate(losses, start=1)))
 
 
-def test_histograms_are_those_of_parameters_and_gradients(tmp_path: Path) -> None:
+def test_histograms_are_those_of_parameters_and_gradients(tmp_path):
     trainer = small_trainer(None, TensorBoard(tmp_path, histograms=2))
     small_fit(trainer, epochs=3)
     found = {(step, v.tag): v.histo for step, v in values(tmp_path) if v.HasField("histo")}
@@ -136,7 +133,7 @@ def test_histograms_are_those_of_parameters_and_gradients(tmp_path: Path) -> Non
 KINDS = ("parameters", "gradients")
 
 
-def test_values_that_are_not_finite_are_left_out_of_histograms(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_left_out_of_histograms(tmp_path):
     file = EventFile(tmp_path, 0)
     file.histogram(1, "some", np.array([1.0, np.nan, np.inf, 3.0]))
     file.histogram(1, "none", np.array([np.nan]))
@@ -145,7 +142,7 @@ def test_values_that_are_not_finite_are_left_out_of_histograms(tmp_path: Path) -
     assert (found.tag, found.histo.num, found.histo.min, found.histo.max) == ("some", 2, 1, 3)
 
 
-def test_the_graph_has_the_layers_with_their_inputs_shapes_and_parameters(tmp_path: Path) -> None:
+def test_the_graph_has_the_layers_with_their_inputs_shapes_and_parameters(tmp_path):
     from tensorboardX.proto.graph_pb2 import GraphDef
 
     trainer = small_trainer(None, TensorBoard(tmp_path))
@@ -166,7 +163,7 @@ def test_the_graph_has_the_layers_with_their_inputs_shapes_and_parameters(tmp_pa
     assert graph.node[-1].op == "Linear"
 
 
-def test_hyper_parameters_are_written_with_the_results(tmp_path: Path) -> None:
+def test_hyper_parameters_are_written_with_the_results(tmp_path):
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     own = {"crop": 4, "widths": [1, 2], "seed": None, "flip": True}
@@ -190,12 +187,7 @@ def test_hyper_parameters_are_written_with_the_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.threads(2)
-def test_an_error_within_an_epoch_is_a_warning_after_it(
-    comm: Communicator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_within_an_epoch_is_a_warning_after_it(comm, tmp_path, monkeypatch, caplog):
     def full(self: EventFile, step: int, found: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -208,9 +200,7 @@ def test_an_error_within_an_epoch_is_a_warning_after_it(
 
 
 @pytest.mark.threads(2)
-def test_without_the_package_all_ranks_are_told_how_to_install_it(
-    comm: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_all_ranks_are_told_how_to_install_it(comm, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     trainer = small_trainer(comm, TensorBoard(tmp_path))
     with pytest.raises(AgreedError, match="TensorBoard requires .*: pip install tensorboardX"):

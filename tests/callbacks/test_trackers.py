@@ -14,8 +14,7 @@ import pytest
 
 import pydtnn
 from pydtnn.callbacks import MLflow, WandB
-from pydtnn.callbacks.trackers import Tracker
-from pydtnn.comm import Communicator, Serial
+from pydtnn.comm import Serial
 from pydtnn.data.inputs import inputs_of
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
@@ -43,7 +42,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.threads(1, 2)
-def test_rank_0_reports_configuration_results_and_the_model(comm: Communicator, wandb: Any) -> None:
+def test_rank_0_reports_configuration_results_and_the_model(comm, wandb):
     tracker = WandB("small", run_name="a", hyper_parameters={"crop": 4})
     trainer = small_trainer(comm, tracker)
     history = small_fit(trainer, epochs=2)
@@ -68,9 +67,7 @@ def test_rank_0_reports_configuration_results_and_the_model(comm: Communicator, 
     run.finish.assert_called_once_with(exit_code=0)
 
 
-def test_training_that_continues_from_a_checkpoint_is_the_same_run(
-    wandb: Any, tmp_path: Path
-) -> None:
+def test_training_that_continues_from_a_checkpoint_is_the_same_run(wandb, tmp_path):
     first = small_trainer(Serial(), WandB("small", save_model=False))
     small_fit(first, epochs=1)
     save_checkpoint(tmp_path, first)
@@ -87,7 +84,7 @@ def test_training_that_continues_from_a_checkpoint_is_the_same_run(
     ]
 
 
-def test_the_option_reports_a_run_of_the_command_line(wandb: Any, tmp_path: Path) -> None:
+def test_the_option_reports_a_run_of_the_command_line(wandb, tmp_path):
     folder = tmp_path / "runs" / "a"
     assert main([*TINY, "--wandb=small", "--quiet", f"--output-dir={folder}"]) == 0
     begun, run = wandb.init.call_args.kwargs, wandb.init.return_value
@@ -97,7 +94,7 @@ def test_the_option_reports_a_run_of_the_command_line(wandb: Any, tmp_path: Path
     assert logged == pytest.approx([logs["loss"] for logs in history])
 
 
-def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step(wandb: Any) -> None:
+def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step(wandb):
     wandb.init.side_effect = UNREACHABLE
     trainer = small_trainer(Serial(), WandB("small"))
     with pytest.raises(AgreedError, match="^WandB: cannot start a run: no route to host"):
@@ -106,9 +103,7 @@ def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step(wan
 
 
 @pytest.mark.parametrize("what", ["log", "log_artifact", "finish"])
-def test_a_tracker_that_fails_later_is_a_warning(
-    what: str, wandb: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracker_that_fails_later_is_a_warning(what, wandb, caplog):
     getattr(wandb.init.return_value, what).side_effect = UNREACHABLE
     with caplog.at_level(logging.WARNING, "pydtnn.callbacks"):
         assert len(small_fit(small_trainer(Serial(), WandB("small")), epochs=1)) == 1
@@ -118,9 +113,7 @@ def test_a_tracker_that_fails_later_is_a_warning(
 
 
 @each("kind", [MLflow, WandB])
-def test_a_tracker_needs_a_name_and_its_package(
-    kind: type[Tracker], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_needs_a_name_and_its_package(kind, monkeypatch):
     package = kind.__name__.lower()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(AgreedError, match=f"{kind.__name__} requires {package}; install it with"):
@@ -140,9 +133,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of MLflow and its dependencies
-def test_mlflow_has_parameters_metrics_and_the_model_of_a_run_that_is_continued(
-    client: Any, tmp_path: Path
-) -> None:
+def test_mlflow_has_parameters_metrics_and_the_model_of_a_run_that_is_continued(client, tmp_path):
     """The parameters with which it began are kept."""
     first = small_trainer(Serial(), MLflow("small", hyper_parameters={"long": "x" * 900}))
     small_fit(first, epochs=1)

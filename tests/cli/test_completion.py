@@ -1,10 +1,7 @@
 """Completion of command lines."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -42,7 +39,7 @@ LINES = {
 }
 
 
-def test_what_is_typed_is_completed(tmp_path: Path) -> None:
+def test_what_is_typed_is_completed(tmp_path):
     (tmp_path / "script.bash").write_text(script("bash", COMMANDS))
     (tmp_path / "runs" / "mlp-digits-1").mkdir(parents=True)
     (tmp_path / "runs" / "mlp-digits-1" / "run.json").write_text("{}")
@@ -54,14 +51,14 @@ def test_what_is_typed_is_completed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_script_can_be_parsed_by_its_shell(shell: str, tmp_path: Path) -> None:
+def test_a_script_can_be_parsed_by_its_shell(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(script(shell, COMMANDS))
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
-def test_the_table_has_every_command_and_every_option_of_training() -> None:
+def test_the_table_has_every_command_and_every_option_of_training():
     rows = [line.split("|") for line in table(COMMANDS)]
     assert all(len(row) == 5 for row in rows)
     assert {row[1] for row in rows if row[0] == ""} == {*COMMANDS}
@@ -70,11 +67,11 @@ def test_the_table_has_every_command_and_every_option_of_training() -> None:
 
 
 @each("command", COMMANDS)
-def test_each_command_has_a_parser_of_its_name(command: str) -> None:
+def test_each_command_has_a_parser_of_its_name(command):
     assert parser_of(command).prog in (f"python -m pydtnn.{command}", f"python -m pydtnn {command}")
 
 
-def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_script(capsys):
     assert main(["bash"]) == 0
     assert capsys.readouterr().out == script("bash", COMMANDS)
     assert main(["tcsh"]) == 1

@@ -1,7 +1,5 @@
 """A configuration refuses what cannot be, whoever made it."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, asdict
 
 import pytest

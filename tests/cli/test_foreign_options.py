@@ -33,12 +33,12 @@ def known() -> dict[str, str]:
 
 
 @each("name", USUAL.split())
-def test_every_usual_name_is_taken_or_answered(name: str) -> None:
+def test_every_usual_name_is_taken_or_answered(name):
     name = name.replace("_", "-")
     assert name in known() or name in ALIASES or name in ANSWERS
 
 
-def test_no_name_of_ours_is_replaced_or_refused_and_those_in_explanations_exist() -> None:
+def test_no_name_of_ours_is_replaced_or_refused_and_those_in_explanations_exist():
     assert not {*known()} & {*ALIASES, *ANSWERS}
     assert not {*ALIASES} & {*ANSWERS}
     for answer in ANSWERS.values():
@@ -46,7 +46,7 @@ def test_no_name_of_ours_is_replaced_or_refused_and_those_in_explanations_exist(
 
 
 @each("alias", ALIASES)
-def test_an_alias_is_the_same_as_its_option(alias: str) -> None:
+def test_an_alias_is_the_same_as_its_option(alias):
     name = known()[ALIASES[alias]]
     own = flags(TrainConfig)[name]
     value = [] if own.kind is bool else [own.choices[0] if own.choices else VALUES[own.kind]]
@@ -63,7 +63,7 @@ def test_an_alias_is_the_same_as_its_option(alias: str) -> None:
 
 @each("name", ANSWERS)
 @each("form", ["{name}", "{name}=2", "{name} 2"])
-def test_an_answer_can_be_typed(name: str, form: str) -> None:
+def test_an_answer_can_be_typed(name, form):
     with pytest.raises(ValueError, match=f"^train: there is no option {name}; ") as caught:
         parse(form.format(name=name).split())
     sentence = str(caught.value)
@@ -83,14 +83,14 @@ def test_an_answer_can_be_typed(name: str, form: str) -> None:
         arguments.configure()
 
 
-def test_hyphens_and_underscores_are_the_same() -> None:
+def test_hyphens_and_underscores_are_the_same():
     assert parse(["--batch_size", "3"]) == TrainConfig(batch_size=3)
     assert parse(["--clip_norm=0.25"]) == parse(["--clip-norm=0.25"]) == TrainConfig(clip_norm=0.25)
     assert parse(["--model_options.some_name", "a_b"]).model_options == {"some_name": "a_b"}
     assert parse(["--output_dir=a_b"]).output_dir == "a_b"
 
 
-def test_names_of_models_and_data_sets_are_listed() -> None:
+def test_names_of_models_and_data_sets_are_listed():
     for name, words in (("--list-models", "resnet44"), ("--list-datasets", "cifar100")):
         with pytest.raises(ValueError, match=words):
             parse([name])

@@ -1,7 +1,5 @@
 """What a run prints before the first step."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

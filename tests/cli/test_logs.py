@@ -1,7 +1,5 @@
 """Loggers of the library on the standard error of a command."""
 
-from __future__ import annotations
-
 import io
 import logging
 

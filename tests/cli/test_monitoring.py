@@ -1,7 +1,5 @@
 """`--check-equal` and `--tensorboard`: from options to runs on several ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from pydtnn.callbacks import CheckEqual, TensorBoard

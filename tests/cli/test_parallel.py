@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def exchange(**options: Any) -> Any:
     return describe_run(TrainConfig(**options), {}, data).create_exchange(Serial())
 
 
-def test_every_scheme_and_compressor_is_made_by_its_name_with_its_options() -> None:
+def test_every_scheme_and_compressor_is_made_by_its_name_with_its_options():
     for name, scheme in SCHEMES.items():
         assert type(exchange(scheme=name)) is scheme
     for name in COMPRESSORS:
@@ -39,7 +38,7 @@ def test_every_scheme_and_compressor_is_made_by_its_name_with_its_options() -> N
     assert made.sums.shards == 16
 
 
-def test_a_scheme_of_a_file_has_options_too(tmp_path: Path) -> None:
+def test_a_scheme_of_a_file_has_options_too(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
         "from pydtnn.parallel.exchange import AllReduce\n"
@@ -56,7 +55,7 @@ def test_a_scheme_of_a_file_has_options_too(tmp_path: Path) -> None:
         exchange(scheme=f"{file}:ready")
 
 
-def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
+def test_a_compressor_may_come_from_a_file(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
         "from pydtnn.parallel.compression import Compressor\n"
@@ -89,6 +88,6 @@ EXACT = {"exact": True, "global_batch_size": 8}
         (EXACT | {"tuning": "measure"}, "--exact cannot be combined with --tuning measure; use"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused_in_one_sentence(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         exchange(**options)

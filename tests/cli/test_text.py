@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> str:
     return f"--data-dir={path}"
 
 
-def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path: Path, text: str) -> None:
+def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path, text):
     out, saved = tmp_path / "run", tmp_path / "saved"
     assert main([*OPTIONS, text, f"--output-dir={out}", f"--save={saved}"]) == 0
     history = json.loads((out / "history.json").read_text())

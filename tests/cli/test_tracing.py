@@ -1,7 +1,5 @@
 """Traces on the command line."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

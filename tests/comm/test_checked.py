@@ -58,27 +58,21 @@ DIFFERENT: list[tuple[Call, str, str]] = [
 @pytest.mark.mpi(2, checked=False)
 @each("through", [lambda comm: comm, lambda comm: Scheduled(comm, "ring")])
 @each(("call", "odd", "usual"), DIFFERENT)
-def test_calls_that_differ_are_refused_on_all_ranks(
-    comm: Communicator,
-    through: Callable[[Communicator], Communicator],
-    call: Call,
-    odd: str,
-    usual: str,
-) -> None:
+def test_calls_that_differ_are_refused_on_all_ranks(comm, through, call, odd, usual):
     checked = Checked(through(comm.split(0)))
     with pytest.raises(AgreedError, match=f"^rank 1 calls {odd}.* where rank 0 calls {usual}"):
         call(checked, int(comm.rank == 1))
 
 
 @pytest.mark.threads(4)
-def test_the_ranks_that_differ_from_most_are_named(comm: Communicator) -> None:
+def test_the_ranks_that_differ_from_most_are_named(comm):
     with pytest.raises(AgreedError, match=r"^rank 0 calls allreduce sum of 1 "):
         Checked(comm).allreduce(np.ones(2 if comm.rank else 1))
 
 
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2, checked=False)
-def test_a_message_may_come_before_a_call_that_does_not_wait(comm: Communicator) -> None:
+def test_a_message_may_come_before_a_call_that_does_not_wait(comm):
     """On rank 1 the call comes after a message that rank 0 sends after its call."""
     checked, x, y = Checked(comm), np.ones(3), np.zeros(2)
     if comm.rank == 0:

@@ -1,11 +1,9 @@
 """One rank keeps the contract; each call counts what a rank must send, groups too."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, create_communicator
+from pydtnn.comm import create_communicator
 from tests.comm.communicator_contract import CommunicatorContract
 
 
@@ -16,7 +14,7 @@ class TestSerial(CommunicatorContract):
 
 
 @pytest.mark.threads(3)
-def test_every_way_counts_the_bytes_that_a_rank_must_send(comm: Communicator) -> None:
+def test_every_way_counts_the_bytes_that_a_rank_must_send(comm):
     x, out = np.zeros(30), np.zeros(10)  # 240 B, 80 B
     for call, sent in (
         (lambda: comm.allreduce(x), 320),
@@ -33,9 +31,7 @@ def test_every_way_counts_the_bytes_that_a_rank_must_send(comm: Communicator) ->
 
 
 @pytest.mark.threads(3)
-def test_a_round_counts_the_messages_that_are_sent_and_groups_count_there_too(
-    comm: Communicator,
-) -> None:
+def test_a_round_counts_the_messages_that_are_sent_and_groups_count_there_too(comm):
     group = comm.split(0)
     others = [rank for rank in range(3) if rank != comm.rank]
     for one in (comm, group):

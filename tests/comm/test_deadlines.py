@@ -41,9 +41,7 @@ def late(rank: int, act: str) -> Finished:
         pytest.param(3, "time.sleep(1000)", "outside of", "0-2", marks=pytest.mark.long),
     ],
 )
-def test_a_wait_that_lasts_too_long_ends_all_ranks_in_one_table(
-    ahead: Finished, rank: int, act: str, words: str, others: str
-) -> None:
+def test_a_wait_that_lasts_too_long_ends_all_ranks_in_one_table(ahead, rank, act, words, others):
     assert ahead.returncode == TIMEOUT_STATUS, ahead
     assert ahead.stderr.count("no progress for 2 s (--timeout): ") == 1, ahead.stderr
     first = ahead.stderr.splitlines()[0]
@@ -66,7 +64,7 @@ for step in range(1000):
 
 
 @pytest.mark.ahead(call=lambda: mpiexec(4, ["-c", HOSTS + SIGNALLED], timeout=60))
-def test_ranks_of_several_hosts_end_after_the_same_step(ahead: Finished) -> None:
+def test_ranks_of_several_hosts_end_after_the_same_step(ahead):
     assert ahead.returncode == 143, ahead
     (step,) = {*ahead.stdout.split("\n")} - {""}
     assert 20 < int(step.removeprefix("last step ")) < 1000

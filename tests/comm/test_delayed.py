@@ -25,7 +25,7 @@ class TestRecording(CommunicatorContract):
     pass
 
 
-def test_ranks_meet_in_many_orders() -> None:
+def test_ranks_meet_in_many_orders():
     def rank(comm: Communicator, clock: Any) -> list[int]:
         delayed, times = Delayed(comm, longest=2e-3), []
         for _ in range(8):
@@ -46,7 +46,7 @@ def test_ranks_meet_in_many_orders() -> None:
         ("uses an array of iallreduce of 3 float64", lambda comm, x: comm.isend(x[:1], 0)),
     ],
 )
-def test_an_array_is_not_used_while_it_is_under_way(sentence: str, misuse: Any) -> None:
+def test_an_array_is_not_used_while_it_is_under_way(sentence, misuse):
     def rank(comm: Communicator) -> None:
         x, recording = np.ones(3), Recording(comm, CallLog())
         request = recording.iallreduce(x)
@@ -57,7 +57,7 @@ def test_an_array_is_not_used_while_it_is_under_way(sentence: str, misuse: Any) 
         run_threads(1, rank)
 
 
-def test_what_is_read_too_early_is_no_number() -> None:
+def test_what_is_read_too_early_is_no_number():
     def rank(comm: Communicator) -> tuple[float, float]:
         x = np.ones(1)
         request = Recording(comm, CallLog()).iallreduce(x)
@@ -70,7 +70,7 @@ def test_what_is_read_too_early_is_no_number() -> None:
         assert late == 2
 
 
-def test_a_request_is_complete_once_the_inner_one_is() -> None:
+def test_a_request_is_complete_once_the_inner_one_is():
     def rank(comm: Communicator) -> float:
         x = np.zeros(1)
         request = Delayed(comm, longest=0.0).irecv(x, 0)

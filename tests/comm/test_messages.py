@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, Serial
+from pydtnn.comm import Serial
 from pydtnn.utils.observer import Kind, Observer
 
 
@@ -31,7 +31,7 @@ class Log(Observer):
 
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2)
-def test_a_message_is_reported_once_by_both_ranks(comm: Communicator) -> None:
+def test_a_message_is_reported_once_by_both_ranks(comm):
     log, other = Log(), 1 - comm.rank
     comm.observe(log)
     before = time.perf_counter_ns()
@@ -56,9 +56,7 @@ def test_a_message_is_reported_once_by_both_ranks(comm: Communicator) -> None:
 
 @pytest.mark.threads(4)
 @pytest.mark.mpi(4)
-def test_messages_of_groups_have_their_name_and_the_first_numbers_of_ranks(
-    comm: Communicator,
-) -> None:
+def test_messages_of_groups_have_their_name_and_the_first_numbers_of_ranks(comm):
     """The halves are numbered backwards; rank r's partner is r ^ 1."""
     log, partner = Log(), comm.rank ^ 1
     with comm.split(comm.rank // 2, -comm.rank) as half:
@@ -79,9 +77,7 @@ def test_messages_of_groups_have_their_name_and_the_first_numbers_of_ranks(
 
 
 @pytest.mark.threads(2)
-def test_calls_are_reported_with_the_bytes_that_are_counted_and_waits_without(
-    comm: Communicator,
-) -> None:
+def test_calls_are_reported_with_the_bytes_that_are_counted_and_waits_without(comm):
     log, other = Log(), 1 - comm.rank
     comm.traffic.observer = log
     comm.iallreduce(np.zeros(4)).wait()
@@ -108,7 +104,7 @@ def test_calls_are_reported_with_the_bytes_that_are_counted_and_waits_without(
     assert sum(nbytes for _, _, nbytes in log.activities) == comm.traffic.bytes
 
 
-def test_a_communicator_of_one_rank_has_no_messages_and_repeats_what_is_counted_apart() -> None:
+def test_a_communicator_of_one_rank_has_no_messages_and_repeats_what_is_counted_apart():
     log, comm = Log(), Serial()
     comm.observe(log)
     receive = comm.irecv(np.empty(1), 0)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +80,7 @@ def check_deadline(rank: Rank) -> None:
     assert "\nstack of rank 0:\n  MainThread: " in reason
 
 
-def test_the_end_of_the_monitor_is_told_once(rank: Rank, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_the_monitor_is_told_once(rank, capfd):
     rank.supervision.last_step.start()
     rank.monitor.close()
     check_deadline(rank)
@@ -91,9 +90,7 @@ def test_the_end_of_the_monitor_is_told_once(rank: Rank, capfd: pytest.CaptureFi
     assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody would answer
 
 
-def test_a_rank_that_waits_for_a_disk_tells_it(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_waits_for_a_disk_tells_it(rank, monkeypatch, capfd):
     """Otherwise the others, which have the same rule, would tell it, too."""
     condition = Condition("waits for a disk or a file system")
     monkeypatch.setattr(rank.supervision._watched, "_condition", lambda pid: condition)
@@ -101,9 +98,7 @@ def test_a_rank_that_waits_for_a_disk_tells_it(
     wait_for(lambda: "warning: " in capfd.readouterr().err)
 
 
-def test_a_monitor_that_is_stopped_is_told_once(
-    rank: Rank, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_monitor_that_is_stopped_is_told_once(rank, capfd):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as monitor:
         rank.slots[0].words[MONITOR] = monitor.pid
         os.kill(monitor.pid, signal.SIGSTOP)
@@ -115,9 +110,7 @@ def test_a_monitor_that_is_stopped_is_told_once(
         monitor.kill()
 
 
-def test_a_monitor_that_looks_at_the_slot_is_not_lost(
-    rank: Rank, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_monitor_that_looks_at_the_slot_is_not_lost(rank, capfd):
     rank.supervision.activity.call("allreduce", "all", 1, -1)
     rank.supervision.limit(0.05)
     for _ in range(80):
@@ -126,7 +119,7 @@ def test_a_monitor_that_looks_at_the_slot_is_not_lost(
     assert (rank.ends, capfd.readouterr().err) == ([], "")
 
 
-def test_where_there_is_no_monitor_deadlines_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_there_is_no_monitor_deadlines_are_kept(capfd):
     with contextlib.closing(Rank(connected=False)) as rank:
         rank.supervision.last_step.start()
         assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody is asked
@@ -134,7 +127,7 @@ def test_where_there_is_no_monitor_deadlines_are_kept(capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == ""
 
 
-def test_a_folder_of_flight_records_is_absolute(rank: Rank, tmp_path: Path) -> None:
+def test_a_folder_of_flight_records_is_absolute(rank, tmp_path):
     with contextlib.chdir(tmp_path):
         rank.supervision.folder = "flight"  # type: ignore[assignment]
     assert rank.slots[0].folder == str(tmp_path / "flight")
@@ -142,7 +135,7 @@ def test_a_folder_of_flight_records_is_absolute(rank: Rank, tmp_path: Path) -> N
     assert rank.slots[0].folder == ""
 
 
-def test_what_is_no_message_is_ignored(rank: Rank) -> None:
+def test_what_is_no_message_is_ignored(rank):
     lines = b"\n\nend\nend x\nstacks 1 2\nlast 1 2\n\xff 1\nnothing\nend 1e3\n"
     rank.monitor.sendall(lines + b"end 7\n")
     wait_for(lambda: rank.ends)

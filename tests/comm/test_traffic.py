@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.comm.traffic import Traffic
 
 
 @pytest.mark.threads(2)
-def test_what_is_counted_apart_is_added_as_often_as_it_is_repeated(comm: Communicator) -> None:
+def test_what_is_counted_apart_is_added_as_often_as_it_is_repeated(comm):
     comm.allreduce(np.zeros(5))
     with comm.traffic.apart() as said:
         comm.allreduce(np.zeros(3))
@@ -22,7 +21,7 @@ def test_what_is_counted_apart_is_added_as_often_as_it_is_repeated(comm: Communi
     assert (comm.traffic.messages, comm.traffic.bytes) == (7, 40 + 3 * 56)
 
 
-def test_an_error_leaves_the_counts_as_they_were() -> None:
+def test_an_error_leaves_the_counts_as_they_were():
     traffic = Traffic(messages=1, bytes=8)
 
     def fail() -> None:

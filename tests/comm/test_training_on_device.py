@@ -11,7 +11,7 @@ import pytest
 from pydtnn.comm import Communicator
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.compression import create_sums
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import create_scheme
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
@@ -52,9 +52,7 @@ def check(comm: Communicator, transport: str, scheme: Any, rule: Any = momentum)
 @pytest.mark.threads(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_a_scheme_trains_to_the_bytes_of_the_host(
-    comm: Communicator, transport: str, name: str, options: dict[str, Any]
-) -> None:
+def test_a_scheme_trains_to_the_bytes_of_the_host(comm, transport, name, options):
     check(comm, transport, lambda comm: create_scheme(name, comm, **options))
 
 
@@ -62,16 +60,14 @@ def test_a_scheme_trains_to_the_bytes_of_the_host(
 @pytest.mark.parametrize("transport", ["nccl", "staged"])
 @pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
 @pytest.mark.parametrize("name", ["float16", "top_k", "power_sgd"])
-def test_compressors_work_on_the_gradients_of_a_device(
-    comm: Communicator, transport: str, scheme: type[GradientExchange], name: str
-) -> None:
+def test_compressors_work_on_the_gradients_of_a_device(comm, transport, scheme, name):
     """Summed on the way, gathered, and in two rounds."""
     check(comm, transport, partial(scheme, sums=create_sums(name)))
 
 
 @pytest.mark.threads(2)
 @pytest.mark.parametrize("name", ["elastic", "stale", "local_sgd", "sharded"])
-def test_state_is_on_the_host_and_goes_back_to_a_device(comm: Communicator, name: str) -> None:
+def test_state_is_on_the_host_and_goes_back_to_a_device(comm, name):
     trainer = on_device(comm, "nccl", partial(create_scheme, name))
     fit(trainer, 1)
     state = trainer.exchange.state()
@@ -88,7 +84,7 @@ def test_state_is_on_the_host_and_goes_back_to_a_device(comm: Communicator, name
 
 
 @pytest.mark.threads(2)
-def test_what_cannot_be_captured_is_told(comm: Communicator) -> None:
+def test_what_cannot_be_captured_is_told(comm):
     xp = device_of(comm)
     nccl, staged, handed = (TRANSPORTS[name](comm, xp) for name in ("nccl", "staged", "handed"))
     for exchange, words in (

@@ -1,7 +1,5 @@
 """Ranks of Open MPI that may fail: errors still end all of them, and none waits without end."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -58,9 +56,7 @@ ENDS_AFTER_START = {"connect": "2", "watched": "2", "call": "2", "end": "3", "af
 
 @each("number", ["SIGKILL", "SIGSTOP"])
 @each("moment", ENDS_AFTER_START)
-def test_a_rank_that_is_killed_or_stopped_at_any_moment_is_left_behind(
-    moment: str, number: str
-) -> None:
+def test_a_rank_that_is_killed_or_stopped_at_any_moment_is_left_behind(moment, number):
     code = FAILS_AT.format(failing="'1'", number=number)
     with Program(3, ["-c", code, moment], options=["--with-ft", "ulfm"]) as program:
         assert program.wait(200), program.finished()
@@ -78,7 +74,7 @@ def test_a_rank_that_is_killed_or_stopped_at_any_moment_is_left_behind(
         ("SIGKILL", "failed before MPI had started, which no rank survives"),
     ],
 )
-def test_a_rank_that_fails_before_mpi_has_started_ends_all(number: str, words: str) -> None:
+def test_a_rank_that_fails_before_mpi_has_started_ends_all(number, words):
     code = FAILS_AT.format(failing="'1'", number=number)
     with Program(3, ["-c", code, "start"], options=["--with-ft", "ulfm"]) as program:
         assert program.wait(200)
@@ -90,7 +86,7 @@ def test_a_rank_that_fails_before_mpi_has_started_ends_all(number: str, words: s
 @pytest.mark.long
 @pytest.mark.skipif(bool(cluster_launch.why_not()), reason=cluster_launch.why_not())
 @each(("moment", "number"), [("start", "SIGKILL"), ("connect", "SIGSTOP")])
-def test_a_host_that_is_lost_while_ranks_start_ends_the_others(moment: str, number: str) -> None:
+def test_a_host_that_is_lost_while_ranks_start_ends_the_others(moment, number):
     code = FAILS_AT.format(failing="'23'", number=number)
     with cluster_launch.Cluster(2, 2, "1gbit") as cluster:
         command = ["--with-ft", "ulfm", sys.executable, "-c", code, moment]
@@ -101,7 +97,7 @@ def test_a_host_that_is_lost_while_ranks_start_ends_the_others(moment: str, numb
 
 @each("survives", [False, True])
 @each("rank", [0, 2])
-def test_an_error_of_one_rank_ends_all(survives: bool, rank: int) -> None:
+def test_an_error_of_one_rank_ends_all(survives, rank):
     code = ERROR.format(survives=survives, rank=rank)
     with Program(3, ["-c", code], options=["--with-ft", "ulfm"]) as program:
         assert program.wait(200)

@@ -1,7 +1,5 @@
 """Ranks that sleep while they wait."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

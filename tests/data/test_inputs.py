@@ -48,7 +48,7 @@ def check(known: Inputs, x: Any) -> None:
 
 @each("name", SETS)
 @each("dtype", ["float32", "float16", "bfloat16"])
-def test_no_normalised_sample_is_refused(name: str, dtype: str) -> None:
+def test_no_normalised_sample_is_refused(name, dtype):
     train, test = SETS[name]
     known = inputs_of(train)
     for data in (train, test):
@@ -62,7 +62,7 @@ def test_no_normalised_sample_is_refused(name: str, dtype: str) -> None:
 
 
 @each("name", ["digits", "synthetic", "dark"])
-def test_no_augmented_or_interpolated_sample_is_refused(name: str) -> None:
+def test_no_augmented_or_interpolated_sample_is_refused(name):
     train, _ = SETS[name]
     known = inputs_of(train)
     augment = create_augmentations("crop:2,flip,cutout:3")
@@ -74,7 +74,7 @@ def test_no_augmented_or_interpolated_sample_is_refused(name: str) -> None:
 
 @each("kind", RAW)
 @each("name", ["digits", "synthetic", "dark"])
-def test_raw_pixels_as_numbers_are_refused(name: str, kind: str) -> None:
+def test_raw_pixels_as_numbers_are_refused(name, kind):
     train, test = SETS[name]
     x = RAW[kind](test.read(np.arange(40))[0])
     if name == "digits" and kind == "of integers":
@@ -84,7 +84,7 @@ def test_raw_pixels_as_numbers_are_refused(name: str, kind: str) -> None:
         check(inputs_of(train), x)
 
 
-def test_the_range_of_floats_is_measured_and_has_a_wide_margin() -> None:
+def test_the_range_of_floats_is_measured_and_has_a_wide_margin():
     rng = np.random.default_rng(0)
     known = inputs_of(ArrayDataset(rng.normal(size=(500, 7)), np.zeros(500)))
     check(known, rng.normal(size=(100_000, 7)))
@@ -98,7 +98,7 @@ def test_the_range_of_floats_is_measured_and_has_a_wide_margin() -> None:
         check(inputs_of(ArrayDataset(x, np.zeros(9))), np.array([[1e30, -1e30]]))
 
 
-def test_each_of_several_inputs_has_its_own_statistics_and_range() -> None:
+def test_each_of_several_inputs_has_its_own_statistics_and_range():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 4, 4, 3), dtype=np.uint8)
     data = ArrayDataset((images, rng.normal(size=(20, 5))), np.zeros(20))
@@ -114,7 +114,7 @@ def test_each_of_several_inputs_has_its_own_statistics_and_range() -> None:
         check(known, (images.astype(float), x[1]))
 
 
-def test_statistics_are_the_same_only_if_they_are_those_of_the_training_set() -> None:
+def test_statistics_are_the_same_only_if_they_are_those_of_the_training_set():
     train, test = SETS["digits"]
     x, y = test.read(np.arange(100))
     known = inputs_of(train)
@@ -148,7 +148,7 @@ def named(*names: Any, targets: int = 1, encoding: str | None = None) -> Dataset
         (named(encoding="bytes"), named(encoding="tokenizer 1"), "encoding bytes instead of tok"),
     ],
 )
-def test_other_classes_and_encodings_are_named(given: Dataset, known: Dataset, words: str) -> None:
+def test_other_classes_and_encodings_are_named(given, known, words):
     for other in (known, inputs_of(known)):
         with pytest.raises(
             ValueError, match=r"^train: expected data like those of it, got"
@@ -157,7 +157,7 @@ def test_other_classes_and_encodings_are_named(given: Dataset, known: Dataset, w
         assert words in str(told.value)
 
 
-def test_what_is_alike_or_not_known_is_accepted() -> None:
+def test_what_is_alike_or_not_known_is_accepted():
     forms = [named(unicodedata.normalize(form, "\u00e9t\u00e9"), "b") for form in ("NFC", "NFD")]
     unknown = named()
     for given, known in ([*forms], [unknown, forms[0]], [forms[0], unknown], [unknown, unknown]):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from pydtnn.data.order import (
@@ -13,7 +11,7 @@ from pydtnn.data.order import (
 from tests.each import each
 
 
-def test_a_permutation_depends_on_seed_epoch_and_name_alone() -> None:
+def test_a_permutation_depends_on_seed_epoch_and_name_alone():
     """It is the same on every machine and with every version of NumPy."""
     one = permutation(1, 2, 50)
     np.testing.assert_array_equal(np.sort(one), np.arange(50))
@@ -24,13 +22,13 @@ def test_a_permutation_depends_on_seed_epoch_and_name_alone() -> None:
 
 @each("size", [1, 2, 3, 7, 20])
 @each("n", [0, 1, 12, 13])
-def test_ranks_cut_a_batch_as_array_split_does(n: int, size: int) -> None:
+def test_ranks_cut_a_batch_as_array_split_does(n, size):
     rows = np.arange(n)
     for rank, expected in enumerate(np.array_split(rows, size)):
         np.testing.assert_array_equal(rows[rank_slice(n, rank, size)], expected)
 
 
-def test_random_words_become_numbers_below_a_bound_that_all_occur() -> None:
+def test_random_words_become_numbers_below_a_bound_that_all_occur():
     words = np.array([0, 2**32 // 3, 2**32 // 3 + 1, 2**32 - 1], np.uint32)
     assert below(words, 3).tolist() == [0, 0, 1, 2]
     assert below(words, np.array([1, 4, 4, 7])).tolist() == [0, 1, 1, 6]
@@ -38,7 +36,7 @@ def test_random_words_become_numbers_below_a_bound_that_all_occur() -> None:
 
 @each("n", [0, 1, 5, 11, 64])
 @each("shards", [1, 3, 8])
-def test_shards_do_not_depend_on_the_ranks_that_own_them(n: int, shards: int) -> None:
+def test_shards_do_not_depend_on_the_ranks_that_own_them(n, shards):
     whole = [(s.number, range(n)[s.rows]) for s in own_shards(n, shards, 0, 1)[1]]
     assert [row for _, rows in whole for row in rows] == list(range(n))
     for size in range(1, shards + 1):
@@ -49,7 +47,7 @@ def test_shards_do_not_depend_on_the_ranks_that_own_them(n: int, shards: int) ->
         assert found == whole
 
 
-def test_shards_without_rows_cost_nothing() -> None:
+def test_shards_without_rows_cost_nothing():
     """Else a million shards of 5 rows would be a million times a million cuts."""
     rows, own = own_shards(5, 10**15, 0, 2)
     assert (rows, [shard.number for shard in own]) == (slice(0, 5), [0, 1, 2, 3, 4])
@@ -60,7 +58,7 @@ def test_shards_without_rows_cost_nothing() -> None:
 
 
 @each(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])
-def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards: int, window: int) -> None:
+def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards, window):
     sizes = np.arange(shards) % 3 + 20
     shard_of = np.repeat(np.arange(shards), sizes)
     order = window_permutation(5, 2, shard_of, window)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ def drawn(dataset: WeightedDataset, epochs: int = 1) -> np.ndarray:
     return np.concatenate(orders) % len(dataset.indices)
 
 
-def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
+def test_samples_are_drawn_as_often_as_their_weights_say():
     weights = np.array([0.0, 1.0, 2.0, 0.0, 5.0, 0.0])
     data = ArrayDataset(np.zeros((6, 2)), np.arange(6))
     counts = np.bincount(drawn(WeightedDataset(data, weights, 8000), 10), minlength=6)
@@ -33,7 +32,7 @@ def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     np.testing.assert_allclose(counts, 80000 * weights / 8, atol=600)
 
 
-def test_classes_are_balanced_and_epochs_and_seeds_differ_and_are_repeatable() -> None:
+def test_classes_are_balanced_and_epochs_and_seeds_differ_and_are_repeatable():
     data = WeightedDataset(IMAGES)
     counts = np.bincount(IMAGES.y[drawn(data, 100)])
     np.testing.assert_allclose(counts, [2000, 2000], atol=150)  # 5 standard deviations
@@ -43,7 +42,7 @@ def test_classes_are_balanced_and_epochs_and_seeds_differ_and_are_repeatable() -
 
 
 @each("length", [None, 17, 95])
-def test_ranks_share_one_order_which_continues_at_any_step(length: int | None) -> None:
+def test_ranks_share_one_order_which_continues_at_any_step(length):
     data = WeightedDataset(IMAGES, np.arange(40.0), length)
 
     def batches(size: int, start: int = 0) -> list[np.ndarray]:
@@ -60,7 +59,7 @@ def test_ranks_share_one_order_which_continues_at_any_step(length: int | None) -
         np.testing.assert_array_equal(own, expected)
 
 
-def test_each_repetition_of_a_sample_is_augmented_in_another_way() -> None:
+def test_each_repetition_of_a_sample_is_augmented_in_another_way():
     data = WeightedDataset(IMAGES, np.eye(40)[7], 64)
     order = data.shuffled(0, 0)
     assert len(set(order.tolist())) == 64
@@ -82,7 +81,7 @@ def test_each_repetition_of_a_sample_is_augmented_in_another_way() -> None:
         ("rare", "weights must be an array or 'balanced', got 'rare'"),
     ],
 )
-def test_other_weights_are_refused(weights: Any, reason: str) -> None:
+def test_other_weights_are_refused(weights, reason):
     with pytest.raises(ValueError, match=f"^WeightedDataset: .*{re.escape(reason)}"):
         WeightedDataset(IMAGES, weights)
 
@@ -94,7 +93,7 @@ def test_other_weights_are_refused(weights: Any, reason: str) -> None:
         ArrayDataset(np.zeros((4, 2, 2, 1)), np.zeros((4, 2, 2), int)),
     ],
 )
-def test_only_classes_of_samples_can_be_balanced(data: Any) -> None:
+def test_only_classes_of_samples_can_be_balanced(data):
     with pytest.raises(ValueError, match="require one class for each sample, got targets of shape"):
         WeightedDataset(data)
     with pytest.raises(ValueError, match="one class per sample, got"):

@@ -19,7 +19,6 @@ import pytest
 from pydtnn.train import main
 from tests import launch
 from tests.fuzz.command_lines import Line, random_line
-from tests.random_cases import Cases
 
 LONGEST = 60
 """Seconds after which a command line that ends in one is taken to hang."""
@@ -100,7 +99,7 @@ def empty(folder: Path) -> None:
 
 
 @pytest.mark.fuzz("damage")
-def test_a_command_line_trains_or_is_refused_in_one_sentence(cases: Cases, folder: Path) -> None:
+def test_a_command_line_trains_or_is_refused_in_one_sentence(cases, folder):
     for case in cases:
         line = random_line(case.rng)
         case.compare(judge, line, run_here(line), folder)
@@ -109,7 +108,7 @@ def test_a_command_line_trains_or_is_refused_in_one_sentence(cases: Cases, folde
 
 @pytest.mark.fuzz("damage")
 @pytest.mark.skipif(bool(launch.why_not()), reason=launch.why_not())
-def test_so_it_does_in_processes_of_its_own(cases: Cases, folder: Path) -> None:
+def test_so_it_does_in_processes_of_its_own(cases, folder):
     for case in cases:
         line, ranks = random_line(case.rng), int(case.rng.integers(1, 3))
         if any("\0" in argument for argument in line.arguments):

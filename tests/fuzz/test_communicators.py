@@ -13,7 +13,6 @@ import pytest
 
 from pydtnn.comm import run_threads
 from tests.fuzz.communicators import run_case
-from tests.launch import Finished
 from tests.random_cases import Case, Cases
 
 pytestmark = pytest.mark.fuzz("communicators")
@@ -34,7 +33,7 @@ def seed_of(cases: Cases, case: Case) -> list[int]:
     return [zlib.crc32(cases.test.encode()), case.number]
 
 
-def test_random_programs_on_threads_agree_with_numpy(cases: Cases) -> None:
+def test_random_programs_on_threads_agree_with_numpy(cases):
     for case in cases:
         ranks = int(case.rng.integers(1, 7))
         hosts = [int(host) for host in case.rng.integers(0, 3, ranks)]
@@ -42,9 +41,7 @@ def test_random_programs_on_threads_agree_with_numpy(cases: Cases) -> None:
         run_threads(ranks, run_case, seed, compare, hosts=hosts)
 
 
-def test_random_programs_over_mpi_agree_with_numpy(
-    cases: Cases, mpiexec: Callable[..., Finished]
-) -> None:
+def test_random_programs_over_mpi_agree_with_numpy(cases, mpiexec):
     """One launch runs all cases, on 1 to 4 of its ranks each."""
     for case in cases:
         seconds = cases.seconds if cases.only is None else 0.0

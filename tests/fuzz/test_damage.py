@@ -19,7 +19,6 @@ import pytest
 
 from tests.fuzz.damage import change_json, damage
 from tests.fuzz.damaged_files import KINDS
-from tests.random_cases import Cases
 
 PATIENCE = 120.0
 """Seconds after which a process that reads a small file hangs, also on a busy machine."""
@@ -70,14 +69,12 @@ def check(answer: dict[str, str]) -> None:
 
 @pytest.mark.fuzz("damage")
 @pytest.mark.parametrize("reader", KINDS, indirect=True)
-def test_a_damaged_file_is_read_as_it_is_or_refused_in_a_sentence(
-    reader: Reader, cases: Cases
-) -> None:
+def test_a_damaged_file_is_read_as_it_is_or_refused_in_a_sentence(reader, cases):
     for case in cases:
         case.compare(check, reader.answer(int(case.rng.integers(1 << 62))))
 
 
-def test_damage_changes_bytes_and_is_the_same_for_the_same_seed() -> None:
+def test_damage_changes_bytes_and_is_the_same_for_the_same_seed():
     data, others = bytes(range(256)) * 20, [b"other" * 99]
     made = [[damage(data, np.random.default_rng(n), others) for n in range(200)] for _ in range(2)]
     assert made[0] == made[1]

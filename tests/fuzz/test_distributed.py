@@ -11,7 +11,6 @@ import pytest
 from pydtnn.comm import Communicator, Serial, run_threads
 from tests import launch
 from tests.fuzz.training_runs import Result, Run, Way, carry_out, different, result
-from tests.random_cases import Cases
 from tests.small_training import Interrupted
 
 LAUNCHED = 4
@@ -42,9 +41,7 @@ def assert_same_bytes(ours: Result, expected: Result, *what: object) -> None:
 
 
 @pytest.mark.fuzz("distributed")
-def test_exact_runs_have_the_same_bytes_on_all_ranks_and_after_a_resume_on_others(
-    cases: Cases, tmp_path: Path
-) -> None:
+def test_exact_runs_have_the_same_bytes_on_all_ranks_and_after_a_resume_on_others(cases, tmp_path):
     for case in cases:
         run = Run(int(case.rng.integers(1 << 31)))
         expected = serial(run)
@@ -58,7 +55,7 @@ def test_exact_runs_have_the_same_bytes_on_all_ranks_and_after_a_resume_on_other
 
 @pytest.mark.fuzz("distributed")
 @pytest.mark.skipif(bool(launch.why_not()), reason=launch.why_not())
-def test_exact_runs_have_the_same_bytes_over_mpi(cases: Cases, tmp_path: Path) -> None:
+def test_exact_runs_have_the_same_bytes_over_mpi(cases, tmp_path):
     for case in cases:
         ranks = case.rng.choice([2, 3, 4], 2, replace=False).tolist()
         seeds = case.rng.integers(1 << 31, size=2 * LAUNCHED).tolist()

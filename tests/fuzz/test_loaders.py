@@ -27,7 +27,7 @@ from pydtnn.data import (
     RandomResizedCrop,
     split_validation,
 )
-from tests.random_cases import Case, Cases
+from tests.random_cases import Case
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def check_split(case: Case, dataset: Dataset) -> None:
 
 
 @pytest.mark.fuzz("distributed")
-def test_ranks_threads_and_a_resume_change_nothing_of_an_epoch(cases: Cases) -> None:
+def test_ranks_threads_and_a_resume_change_nothing_of_an_epoch(cases):
     for case in cases:
         options, epoch = random_options(case.rng), int(case.rng.integers(0, 1 << 20))
         n, b = len(options.dataset), options.global_batch_size

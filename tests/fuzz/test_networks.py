@@ -14,7 +14,7 @@ from pydtnn.model.recompute import beginning
 from pydtnn.model.replay import Replays
 from tests.conftest import instruction_sets
 from tests.parallel.trajectories import Data, Expected, observe, randomize, together
-from tests.random_cases import Case, Cases
+from tests.random_cases import Case
 from tests.random_networks import NUMPY, Network, for_each_network
 
 CPU = create_backend("cpu", threads=1)
@@ -27,7 +27,7 @@ def model_of(network: Network, backend: Backend, **options: Any) -> Model:
 
 
 @pytest.mark.fuzz("networks")
-def test_a_fused_network_does_what_the_plain_one_does(cases: Cases) -> None:
+def test_a_fused_network_does_what_the_plain_one_does(cases):
     def check(case: Case, network: Network) -> None:
         expected = Expected.of(network, micro=2)
         given = observe(model_of(network, NUMPY), network, micro=2)
@@ -38,7 +38,7 @@ def test_a_fused_network_does_what_the_plain_one_does(cases: Cases) -> None:
 
 @pytest.mark.fuzz("networks")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_compiled_kernels_do_what_the_reference_does(cases: Cases, dtype: str) -> None:
+def test_compiled_kernels_do_what_the_reference_does(cases, dtype):
     backends = [
         [create_backend("cpu", isa=isa, threads=threads) for threads in (1, 2)]
         for isa in instruction_sets()
@@ -54,7 +54,7 @@ def test_compiled_kernels_do_what_the_reference_does(cases: Cases, dtype: str) -
 
 
 @pytest.mark.fuzz("networks")
-def test_shards_that_are_normalised_together_are_one_batch(cases: Cases) -> None:
+def test_shards_that_are_normalised_together_are_one_batch(cases):
     ways = [(NUMPY, True), (CPU, True), (NUMPY, False)]
 
     def check(case: Case, network: Network) -> None:
@@ -68,7 +68,7 @@ def test_shards_that_are_normalised_together_are_one_batch(cases: Cases) -> None
 
 @pytest.mark.fuzz("networks")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_network_that_recomputes_has_the_same_bytes(cases: Cases, dtype: str) -> None:
+def test_a_network_that_recomputes_has_the_same_bytes(cases, dtype):
     ways = [(NUMPY, True), (CPU, True), (CPU, False)]
 
     def check(case: Case, network: Network) -> None:
@@ -87,7 +87,7 @@ def test_a_network_that_recomputes_has_the_same_bytes(cases: Cases, dtype: str) 
 
 @pytest.mark.fuzz("networks")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_passes_that_are_repeated_have_the_same_bytes(cases: Cases, dtype: str) -> None:
+def test_passes_that_are_repeated_have_the_same_bytes(cases, dtype):
     def check(case: Case, network: Network) -> None:
         fuse = case.number % 2 == 1
         looping, repeating = (model_of(network, CPU, fuse=fuse, dtype=dtype) for _ in "12")

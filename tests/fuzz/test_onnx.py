@@ -12,7 +12,6 @@ import pytest
 
 from pydtnn.interchange import export_onnx, import_onnx
 from pydtnn.model import Model
-from tests.random_cases import Cases
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
 runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -378,7 +377,7 @@ def assert_equal(model: Model, x: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.fuzz("onnx")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of logarithms and overflows in networks
-def test_an_imported_graph_computes_what_onnxruntime_does(cases: Cases, tmp_path: Path) -> None:
+def test_an_imported_graph_computes_what_onnxruntime_does(cases, tmp_path):
     path, back = tmp_path / "net.onnx", tmp_path / "back.onnx"
     for case in cases:
         draft = Draft(case.rng)

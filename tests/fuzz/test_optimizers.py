@@ -7,7 +7,6 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from tests.conftest import instruction_sets
-from tests.random_cases import Cases
 from tests.random_optimizers import STEPS, Training, assert_same_course, random_training
 
 NUMPY = create_backend("numpy")
@@ -47,7 +46,7 @@ def of_the_papers(training: Training) -> Course:
 
 @pytest.mark.fuzz("optimizers")
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_rules_for_large_batches_are_those_of_the_papers(cases: Cases, name: str) -> None:
+def test_rules_for_large_batches_are_those_of_the_papers(cases, name):
     for case in cases:
         training = random_training(case.rng, name)
         expected = of_the_papers(training)
@@ -57,7 +56,7 @@ def test_rules_for_large_batches_are_those_of_the_papers(cases: Cases, name: str
 
 
 @pytest.mark.fuzz("optimizers")
-def test_compiled_rules_are_those_of_the_reference(cases: Cases) -> None:
+def test_compiled_rules_are_those_of_the_reference(cases):
     backends = [
         create_backend("cpu", isa=isa, threads=threads)
         for isa in instruction_sets()

@@ -9,7 +9,7 @@ import pytest
 from pydtnn.model.partition import Plan
 from pydtnn.testing import check_plan
 from tests.parallel.trajectories import FRAGILE, Expected, scales
-from tests.random_cases import Case, Cases
+from tests.random_cases import Case
 from tests.random_networks import Network, for_each_network
 
 STRATEGIES = ["filter", "channel", "alternate", "spatial", "width", "data"]
@@ -39,7 +39,7 @@ def is_fragile(network: Network) -> bool:
 
 
 @pytest.mark.fuzz("plans")
-def test_a_network_under_a_plan_does_what_the_serial_one_does(cases: Cases) -> None:
+def test_a_network_under_a_plan_does_what_the_serial_one_does(cases):
     def check(case: Case, network: Network) -> None:
         rng = np.random.default_rng([network.seed, case.number])
         mesh = MESHES[rng.integers(len(MESHES))]

@@ -27,7 +27,6 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.fuzz.reference_training import STEPS, Perceptron, Rule, train
 from tests.fuzz.test_compression import draw_compressor
-from tests.random_cases import Cases
 
 
 class Drawn:
@@ -185,7 +184,7 @@ def flat(model: Model) -> np.ndarray:
 
 
 @pytest.mark.fuzz("distributed")
-def test_every_scheme_computes_what_a_loop_over_its_ranks_computes(cases: Cases) -> None:
+def test_every_scheme_computes_what_a_loop_over_its_ranks_computes(cases):
     for case in cases:
         drawn = Drawn(case.rng)
         values, history = drawn.reference()
@@ -239,8 +238,8 @@ def all_true(results: list[bool], run: Drawn) -> None:
 
 @pytest.mark.fuzz("distributed")
 def test_random_runs_end_in_the_same_bytes_in_several_fits_and_after_they_are_resumed(
-    cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cases, tmp_path, monkeypatch
+):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not the subject
     for case in cases:
         run = draw_run(case.rng)
@@ -265,5 +264,5 @@ def test_random_runs_end_in_the_same_bytes_in_several_fits_and_after_they_are_re
         case.compare(all_true, run.on_threads(rank), run)
 
 
-def test_the_reference_knows_every_scheme() -> None:
+def test_the_reference_knows_every_scheme():
     assert STEPS.keys() == SCHEMES.keys()

@@ -7,7 +7,7 @@ import pytest
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.cpu import available
 from tests.fuzz.special_values import DRAWN, DTYPES, Draw, check_convolution, compare
-from tests.random_cases import Case, Cases
+from tests.random_cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 
@@ -19,7 +19,7 @@ def some_backend(case: Case) -> Backend:
 
 
 @pytest.mark.fuzz("kernels")
-def test_kernels_are_nan_where_the_reference_is(cases: Cases) -> None:
+def test_kernels_are_nan_where_the_reference_is(cases):
     for case in cases:
         backend = some_backend(case)
         draw = Draw(case.rng, DTYPES[case.number % 3])
@@ -27,7 +27,7 @@ def test_kernels_are_nan_where_the_reference_is(cases: Cases) -> None:
 
 
 @pytest.mark.fuzz("kernels")
-def test_convolutions_are_nan_where_an_operand_is(cases: Cases) -> None:
+def test_convolutions_are_nan_where_an_operand_is(cases):
     for case in cases:
         draw = Draw(case.rng, DTYPES[case.number % 3])
         case.compare(check_convolution, draw, some_backend(case))

@@ -23,7 +23,7 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.parallel.schemes.course import OF_ANY_RULE
-from tests.random_cases import Case, Cases
+from tests.random_cases import Case
 
 CALLS = 8
 """Of a sequence."""
@@ -266,7 +266,7 @@ class Sequence:
 
 
 @pytest.mark.fuzz("distributed")
-def test_any_sequence_of_calls_leaves_a_trainer_as_documented(cases: Cases, tmp_path: Path) -> None:
+def test_any_sequence_of_calls_leaves_a_trainer_as_documented(cases, tmp_path):
     for case in cases:
         drawn = Drawn(case.rng)
         folder = tmp_path / str(case.number)

@@ -9,7 +9,6 @@ from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
 from pydtnn.utils.errors import RankError
 from tests import launch
 from tests.fuzz.uneven import IMAGES, Uneven, assert_equal, is_refused
-from tests.random_cases import Cases
 
 LAUNCHED = 8
 """Cases of one MPI world."""
@@ -31,14 +30,14 @@ def assert_as_serially(uneven: Uneven) -> None:
 
 
 @pytest.mark.fuzz("distributed")
-def test_steps_with_few_samples_compute_what_one_rank_computes(cases: Cases) -> None:
+def test_steps_with_few_samples_compute_what_one_rank_computes(cases):
     for case in cases:
         case.compare(assert_as_serially, Uneven(int(case.rng.integers(1 << 31))))
 
 
 @pytest.mark.fuzz("distributed")
 @pytest.mark.skipif(bool(launch.why_not()), reason=launch.why_not())
-def test_steps_with_few_samples_compute_over_mpi_what_one_rank_computes(cases: Cases) -> None:
+def test_steps_with_few_samples_compute_over_mpi_what_one_rank_computes(cases):
     for case in cases:
         seeds = map(str, case.rng.integers(1 << 31, size=LAUNCHED).tolist())
         finished = launch.run(4, ["-m", "tests.fuzz.uneven", *seeds], timeout=300)
@@ -48,9 +47,7 @@ def test_steps_with_few_samples_compute_over_mpi_what_one_rank_computes(cases: C
 
 @pytest.mark.parametrize("axes", [{"data": 2, "pipeline": 2}, {"data": 3, "pipeline": 2}], ids=str)
 @pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
-def test_every_schedule_takes_every_number_of_samples(
-    schedule: str, axes: dict[str, int], request: pytest.FixtureRequest
-) -> None:
+def test_every_schedule_takes_every_number_of_samples(schedule, axes, request):
     own = {"kind": "dense", "axes": axes, "schedule": schedule, "parts": 2}
     most = 2 * 2 * axes["data"]  # two micro-batches for each rank's two
     every = request.config.getoption("matrix")
@@ -73,7 +70,5 @@ def test_every_schedule_takes_every_number_of_samples(
     ],
     ids=str,
 )
-def test_a_rank_without_samples_takes_part_along_every_axis(
-    kind: str, axes: dict[str, int]
-) -> None:
+def test_a_rank_without_samples_takes_part_along_every_axis(kind, axes):
     assert_as_serially(Uneven(1, kind=kind, axes=axes, parts=1, last=1))

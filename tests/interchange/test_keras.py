@@ -7,7 +7,6 @@ import os
 import re
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -129,7 +128,7 @@ OURS = ("conv2d0", "batchnorm1", "conv2d3", "linear5")
 
 @each("suffix", [".keras", ".weights.h5"])
 @each("by", ["names", "order"])
-def test_weights_of_keras_3_are_read(by: str, suffix: str, tmp_path: Path) -> None:
+def test_weights_of_keras_3_are_read(by, suffix, tmp_path):
     names = dict(zip(OWN, OURS, strict=True)) if by == "names" else OWN
     ours = model(0)
     report = load_keras_weights(ours, write_third(tmp_path / f"net{suffix}", names))
@@ -137,9 +136,7 @@ def test_weights_of_keras_3_are_read(by: str, suffix: str, tmp_path: Path) -> No
     assert encode(ours.state()) == encode(model(1).state())
 
 
-def test_a_depthwise_convolution_of_keras_3_has_another_name_in_the_older_format(
-    tmp_path: Path,
-) -> None:
+def test_a_depthwise_convolution_of_keras_3_has_another_name_in_the_older_format(tmp_path):
     layers = kernels(model(1))
     layers["depthwise_conv2d"]["kernel"] = layers["depthwise_conv2d"].pop("depthwise_kernel")
     nested = {
@@ -154,9 +151,7 @@ def test_a_depthwise_convolution_of_keras_3_has_another_name_in_the_older_format
     assert encode(ours.state()) == encode(model(1).state())
 
 
-def test_layers_of_equal_shapes_and_of_different_classes_have_no_order_in_weights_alone(
-    tmp_path: Path,
-) -> None:
+def test_layers_of_equal_shapes_and_of_different_classes_have_no_order_in_weights_alone(tmp_path):
     """Their groups are sorted by class; the file .keras describes the network."""
 
     def ours() -> Model:
@@ -178,8 +173,8 @@ def test_layers_of_equal_shapes_and_of_different_classes_have_no_order_in_weight
 @each("third", [False, True])
 @each(("option", "removed", "value"), [("scale", "gamma", 1), ("center", "beta", 0)])
 def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
-    third: bool, option: str, removed: str, value: int, tmp_path: Path
-) -> None:
+    third, option, removed, value, tmp_path
+):
     def ours(seed: int) -> Model:
         net = Sequential(Embedding(7, 4), BatchNorm(), Flatten(), Linear(3))
         made = Model(net, (5,), seed=seed)
@@ -208,7 +203,7 @@ def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
 @each("suffix", [".keras", ".h5", ".weights.h5"])
-def test_networks_of_keras_3_give_the_same_outputs(suffix: str, tmp_path: Path) -> None:
+def test_networks_of_keras_3_give_the_same_outputs(suffix, tmp_path):
     os.environ["KERAS_BACKEND"] = "torch"
     if not find_spec("keras"):
         pytest.skip("Keras 3 is not installed; pip install keras")
@@ -245,7 +240,7 @@ def test_networks_of_keras_3_give_the_same_outputs(suffix: str, tmp_path: Path) 
 
 
 @each(("group", "split"), [("/", False), ("model_weights", False), ("/", True)])
-def test_weights_of_keras_are_read(group: str, split: bool, tmp_path: Path) -> None:
+def test_weights_of_keras_are_read(group, split, tmp_path):
     ours, other = model(0), model(1)
     path = write(tmp_path / "net.h5", kernels(other), group)
     if split:  # as Keras does with names that are long together
@@ -257,9 +252,7 @@ def test_weights_of_keras_are_read(group: str, split: bool, tmp_path: Path) -> N
     assert encode(ours.state()) == encode(other.state())
 
 
-def test_layers_are_matched_by_name_and_a_network_in_another_has_names_of_its_own(
-    tmp_path: Path,
-) -> None:
+def test_layers_are_matched_by_name_and_a_network_in_another_has_names_of_its_own(tmp_path):
     ours, other = model(0), model(1)
     (names, layers), arrays = (["conv2d0", "batchnorm1", "conv2d3", "linear5"], {}), kernels(other)
     for name, own in zip(names, [*arrays.values()][1:], strict=True):
@@ -269,7 +262,7 @@ def test_layers_are_matched_by_name_and_a_network_in_another_has_names_of_its_ow
     assert encode(ours.state()) == encode(other.state())
 
 
-def test_the_command_imports_weights_of_keras(tmp_path: Path) -> None:
+def test_the_command_imports_weights_of_keras(tmp_path):
     other = Model(create_net("mlp", 3, (2, 2, 1), hidden=(4,)), (2, 2, 1), seed=1)
     state, path = other.state(), tmp_path / "net.h5"
     names = {"dense": "fc1", "dense_1": "fc2"}
@@ -328,8 +321,8 @@ HOSTILE = HOSTILE_STORAGE | {
 
 @each("kind", HOSTILE)
 def test_files_that_refer_to_others_or_declare_other_sizes_are_refused_without_memory(
-    kind: str, tmp_path: Path
-) -> None:
+    kind, tmp_path
+):
     path, secret, ours = write(tmp_path / "net.h5", kernels(model(1))), tmp_path / "secret", model()
     with h5py.File(secret, "w") as file:
         file["x"] = np.zeros((3, 2, 3, 4), "f4")
@@ -345,7 +338,7 @@ def test_files_that_refer_to_others_or_declare_other_sizes_are_refused_without_m
     assert encode(ours.state()) == before
 
 
-def test_an_archive_that_becomes_large_is_refused_without_memory(tmp_path: Path) -> None:
+def test_an_archive_that_becomes_large_is_refused_without_memory(tmp_path):
     path, ours = tmp_path / "net.keras", model()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", description(OWN))
@@ -382,9 +375,7 @@ def of_others(layers: dict[str, Any], path: Path) -> None:
         (of_others, "expected the layers and arrays of a file that Keras has saved, got none"),
     ],
 )
-def test_files_that_do_not_fit_are_refused_in_a_sentence(
-    make: Callable[[Any, Path], Any], message: str, tmp_path: Path
-) -> None:
+def test_files_that_do_not_fit_are_refused_in_a_sentence(make, message, tmp_path):
     path, ours = tmp_path / "net.h5", model()
     make(kernels(model(1)), path)
     before = encode(ours.state())

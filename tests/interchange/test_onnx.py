@@ -50,9 +50,7 @@ LARGE = [
     ("name", "shape", "options"),
     [*ZOO, *(pytest.param(*case, marks=pytest.mark.long) for case in LARGE)],
 )
-def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
-    name: str, shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_onnxruntime_and_the_imported_model_compute_the_same_logits(name, shape, options, tmp_path):
     model = randomized(Model(create_net(name, 5, shape, **options), shape))
     path = tmp_path / "net.onnx"
     export_onnx(model, path)
@@ -64,7 +62,7 @@ def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
     assert encode(back.state()) == encode(model.state())
 
 
-def test_several_inputs_and_outputs_and_a_shared_layer_are_exported(tmp_path: Path) -> None:
+def test_several_inputs_and_outputs_and_a_shared_layer_are_exported(tmp_path):
     model, path = randomized(two()), tmp_path / "two.onnx"
     export_onnx(model, path)
     xs = samples(model)
@@ -75,7 +73,7 @@ def test_several_inputs_and_outputs_and_a_shared_layer_are_exported(tmp_path: Pa
         assert_close(again, theirs)
 
 
-def test_the_file_tells_opset_and_layout(tmp_path: Path) -> None:
+def test_the_file_tells_opset_and_layout(tmp_path):
     export_onnx(Model(create_net("cnn", 5, (8, 9, 3)), (8, 9, 3)), tmp_path / "net.onnx")
     message = read(tmp_path / "net.onnx")
     assert [(entry.domain, entry.version) for entry in message.opset_import] == [("", 17)]
@@ -89,7 +87,7 @@ def test_the_file_tells_opset_and_layout(tmp_path: Path) -> None:
     assert sizes == ["N", 3, 8, 9]
 
 
-def test_a_float64_model_is_exported_and_imported_exactly(tmp_path: Path) -> None:
+def test_a_float64_model_is_exported_and_imported_exactly(tmp_path):
     model = randomized(Model(create_net("resnet8", 5, (9, 8, 3)), (9, 8, 3), dtype="float64"))
     export_onnx(model, tmp_path / "net.onnx")
     back = import_onnx(tmp_path / "net.onnx", dtype="float64")
@@ -122,17 +120,13 @@ class Twice(Rescale):
         ),
     ],
 )
-def test_layers_that_cannot_be_exported_are_refused(
-    layer: Any, message: str, tmp_path: Path
-) -> None:
+def test_layers_that_cannot_be_exported_are_refused(layer, message, tmp_path):
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         export_onnx(Model(layer, (2, 3, 4)), tmp_path / "net.onnx")
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_command_imports_and_exports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_imports_and_exports(tmp_path, capsys):
     saved, path, other = tmp_path / "a.pydtnn", tmp_path / "net.onnx", tmp_path / "b.pydtnn"
     model = randomized(Model(create_net("resnet8", 5, (9, 8, 3)), (9, 8, 3)))
     save_model(model, saved)
@@ -169,9 +163,7 @@ def known(model: Model, *, floats: bool = False) -> Model:
         ("mlp", (7,), "float64"),  # onnxruntime has no convolutions of float64
     ],
 )
-def test_a_graph_that_normalises_takes_raw_pixels(
-    name: str, shape: tuple[int, ...], dtype: str, tmp_path: Path
-) -> None:
+def test_a_graph_that_normalises_takes_raw_pixels(name, shape, dtype, tmp_path):
     model = known(randomized(Model(create_net(name, 5, shape), shape, dtype=dtype)))
     export_onnx(model, tmp_path / "a.onnx", normalize=True)
     raw = pixels(model)
@@ -192,7 +184,7 @@ def test_a_graph_that_normalises_takes_raw_pixels(
     assert_close(ours, compute(tmp_path / "b.onnx", given))
 
 
-def test_each_of_two_inputs_is_normalised_with_its_own_statistics(tmp_path: Path) -> None:
+def test_each_of_two_inputs_is_normalised_with_its_own_statistics(tmp_path):
     model = known(randomized(two()), floats=True)
     export_onnx(model, tmp_path / "a.onnx", normalize=True)
     raw = samples(model)
@@ -208,9 +200,7 @@ def test_each_of_two_inputs_is_normalised_with_its_own_statistics(tmp_path: Path
     assert {f"{name}.{what}" for name in names for what in ("mean", "std")} <= about
 
 
-def test_the_command_exports_a_graph_that_normalises_if_there_are_statistics(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_exports_a_graph_that_normalises_if_there_are_statistics(tmp_path, capsys):
     model = randomized(Model(create_net("mlp", 5, (7,)), (7,)))
     target = tmp_path / "a.onnx"
     with pytest.raises(ValueError, match="^export_onnx: normalize=True requires the mean and dev"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,9 +182,7 @@ NETWORKS = {
 }
 
 
-def test_a_file_says_that_it_does_not_round_as_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_says_that_it_does_not_round_as_the_model(tmp_path, capsys):
     model = Model(layers.Linear(3), (4,), dtype="bfloat16")
     save_model(model, tmp_path / "net.pydtnn")
     assert main(["export", str(tmp_path / "net.pydtnn"), str(tmp_path / "net.onnx")]) == 0
@@ -196,7 +193,7 @@ def test_a_file_says_that_it_does_not_round_as_the_model(
 
 
 @each("name", NETWORKS)
-def test_onnxruntime_computes_what_the_network_computes(name: str, tmp_path: Path) -> None:
+def test_onnxruntime_computes_what_the_network_computes(name, tmp_path):
     pytest.importorskip("onnx", reason=NO_ONNX)
     net, shape = deepcopy(NETWORKS[name])
     model = randomized(Model(net, shape))
@@ -216,7 +213,7 @@ def inputs(model: Model, shape: tuple[int, ...]) -> np.ndarray:
     return samples(model, 5)[0]
 
 
-def test_tokens_are_integers_and_a_tied_matrix_is_stored_once(tmp_path: Path) -> None:
+def test_tokens_are_integers_and_a_tied_matrix_is_stored_once(tmp_path):
     net, shape = deepcopy(NETWORKS["tied"])
     export_onnx(Model(net, shape), tmp_path / "net.onnx")
     onnx: Any = pytest.importorskip("onnx", reason=NO_ONNX)
@@ -226,7 +223,7 @@ def test_tokens_are_integers_and_a_tied_matrix_is_stored_once(tmp_path: Path) ->
 
 
 @each("name", ["signals", "recurrent", "volumes", "images", "positions"])
-def test_layouts_are_those_of_pytorch_and_come_back(name: str) -> None:
+def test_layouts_are_those_of_pytorch_and_come_back(name):
     net, shape = deepcopy(NETWORKS[name])
     model = randomized(Model(net, shape))
     theirs = state_dict(model)

@@ -321,7 +321,7 @@ def used(nodes: list[Any]) -> dict[str, Any]:
 
 
 @each("name", WORKS)
-def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
+def test_a_model_computes_what_onnxruntime_does(name, tmp_path):
     nodes, shape, *opset = of_images(WORKS[name])
     path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
     model = import_onnx(path)
@@ -336,9 +336,7 @@ def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> No
 
 
 @each(("padding", "stride"), [((2, 1), (1, 1)), ((0, 0), (2, 1)), ((1, 0), (1, 2))])
-def test_output_padding_below_the_dilation_adds_rows_and_columns(
-    padding: tuple[int, int], stride: tuple[int, int], tmp_path: Path
-) -> None:
+def test_output_padding_below_the_dilation_adds_rows_and_columns(padding, stride, tmp_path):
     """As in PyTorch; onnxruntime refuses it."""
     options = {"dilations": [3, 3], "strides": stride, "output_padding": [2, 1]}
     nodes = chain(("ConvTranspose w bias", options | {"pads": [*padding, *padding]}))
@@ -416,7 +414,7 @@ NUMBERS |= {
 
 
 @each("message", REFUSED)
-def test_a_node_that_no_layer_computes_is_refused_by_name(message: str, tmp_path: Path) -> None:
+def test_a_node_that_no_layer_computes_is_refused_by_name(message, tmp_path):
     nodes, shape, *opset = of_images(REFUSED[message])
     path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
     operator, _, problem = message.partition(": ")
@@ -443,9 +441,7 @@ NO_NODE: dict[str, tuple[Any, ...]] = {
 
 
 @each("message", NO_NODE)
-def test_a_file_that_cannot_be_imported_is_refused_in_a_sentence(
-    message: str, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_imported_is_refused_in_a_sentence(message, tmp_path):
     path = write(tmp_path / "net.onnx", *NO_NODE[message])
     with pytest.raises(ValueError, match="^" + re.escape(f"import_onnx: {path}: {message}")):
         import_onnx(path)
@@ -498,9 +494,7 @@ def damaged(kind: str, path: Path) -> None:
         ("function", "expected a graph of operators and dense arrays, got functions or sparse"),
     ],
 )
-def test_a_file_is_not_trusted(
-    kind: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_not_trusted(kind, problem, tmp_path, monkeypatch):
     path = tmp_path / "net.onnx"
     damaged(kind, path)
     monkeypatch.chdir(tmp_path)
@@ -509,7 +503,7 @@ def test_a_file_is_not_trusted(
 
 
 @each("entries", [{}, {"offset": "8", "length": "24"}])
-def test_arrays_in_a_file_beside_it_are_read(entries: dict[str, str], tmp_path: Path) -> None:
+def test_arrays_in_a_file_beside_it_are_read(entries, tmp_path):
     onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
     nodes = chain("Add c6", "Relu")
     inside = import_onnx(write(tmp_path / "a.onnx", nodes, FEATURES, used(nodes)))
@@ -541,7 +535,7 @@ def of_one(count: int) -> list[Any]:
     return [node("Concat", ["x", "x"], ["b"], axis=1), *every, node("Concat", made, ["y"], axis=1)]
 
 
-def test_the_work_of_an_import_is_proportional_to_the_nodes(tmp_path: Path) -> None:
+def test_the_work_of_an_import_is_proportional_to_the_nodes(tmp_path):
     def calls(count: int) -> int:
         nodes = of_one(count)
         path, number = write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)), 0
@@ -568,8 +562,8 @@ def wrong(at: Reading) -> Any:
 
 
 def test_a_wrong_import_is_found_by_its_outputs_unless_they_are_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     path, folder = write(tmp_path / "net.onnx", chain("Tanh"), IMAGE), str(tmp_path / "a.pydtnn")
     import_onnx(path, verify=True)
@@ -587,7 +581,7 @@ def test_a_wrong_import_is_found_by_its_outputs_unless_they_are_not_compared(
     assert "not compared: onnxruntime is not installed" in capsys.readouterr().out
 
 
-def test_batches_of_a_fixed_size_may_have_any(tmp_path: Path) -> None:
+def test_batches_of_a_fixed_size_may_have_any(tmp_path):
     nodes = chain("Reshape flat", "Gemm big")
     constants = {"flat": np.array([1, 168]), "big": NUMBERS["big"]}
     path = write(tmp_path / "net.onnx", nodes, (1, 4, 7, 6), constants)
@@ -597,7 +591,7 @@ def test_batches_of_a_fixed_size_may_have_any(tmp_path: Path) -> None:
     assert_close(model.predict(x), expected)
 
 
-def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path: Path) -> None:
+def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path):
     nodes = [
         node("Gather", ["m66", "x"], ["h"]),
         node("Reshape", ["m66", "six_six"], ["m"]),
@@ -608,7 +602,7 @@ def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path: 
     assert_close(import_onnx(path).predict(x), compute(path, x))
 
 
-def test_layers_have_the_names_of_nodes_and_a_constant_may_be_one(tmp_path: Path) -> None:
+def test_layers_have_the_names_of_nodes_and_a_constant_may_be_one(tmp_path):
     onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
     target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
     nodes = [
@@ -625,12 +619,12 @@ def test_layers_have_the_names_of_nodes_and_a_constant_may_be_one(tmp_path: Path
     assert_close(model.predict(x), compute(path, x))
 
 
-def test_numbers_of_float32_are_their_shortest_decimals_and_others_stay() -> None:
+def test_numbers_of_float32_are_their_shortest_decimals_and_others_stay():
     assert decimal(float(np.float32(0.1))) == 0.1
     assert decimal(1 / 3) == 1 / 3
 
 
-def test_a_network_of_one_activation_of_another_has_both(tmp_path: Path) -> None:
+def test_a_network_of_one_activation_of_another_has_both(tmp_path):
     model = Model(Sequential(Sigmoid(), GELU("none"), ReLU6(), GELU(), Tanh(), SiLU()), (3,))
     export_onnx(model, tmp_path / "net.onnx")
     kinds = [part.layer.kind for part in import_onnx(tmp_path / "net.onnx").description.parts]

@@ -70,7 +70,7 @@ def branch(rng: np.random.Generator, axes: int, depth: int) -> tuple[Any, Call]:
 
 
 @each("seed", range(25))
-def test_joined_and_nested_branches_have_the_columns_of_pytorch(seed: int) -> None:
+def test_joined_and_nested_branches_have_the_columns_of_pytorch(seed):
     rng = np.random.default_rng(seed)
     axes = int(rng.integers(1, 4))
     shape = (*(int(n) for n in rng.integers(5, 8, axes)), int(rng.integers(2, 4)))
@@ -95,9 +95,7 @@ def test_joined_and_nested_branches_have_the_columns_of_pytorch(seed: int) -> No
     ("shape", "conv"),
     [((4, 5, 6), layers.Conv2d), ((5, 6), layers.Conv1d)],
 )
-def test_features_that_become_an_image_are_refused(
-    shape: tuple[int, ...], conv: Any, bias: bool
-) -> None:
+def test_features_that_become_an_image_are_refused(shape, conv, bias):
     net = Sequential(
         Linear(int(np.prod(shape))), Reshape(shape), conv(3, 2, bias=bias, name="conv")
     )
@@ -105,7 +103,7 @@ def test_features_that_become_an_image_are_refused(
         state_dict(Model(net, (7,)))
 
 
-def test_flattened_sums_of_signals_and_sequences_are_refused() -> None:
+def test_flattened_sums_of_signals_and_sequences_are_refused():
     def tokens() -> list[Any]:
         both = Branches(layers.Identity(), layers.Conv1d(4, 3, padding=1), merge=layers.Add())
         return [layers.Embedding(9, 4), layers.LayerNorm(), both]

@@ -16,9 +16,7 @@ from pydtnn.interchange.onnx.sequence_readers import READERS
 PAGE = (Path(__file__).parents[2] / "docs" / "interchange.md").read_text()
 
 
-def test_the_code_of_the_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
     pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
     monkeypatch.chdir(tmp_path)
@@ -31,7 +29,7 @@ def test_the_code_of_the_page_runs(
     np.testing.assert_array_equal(names["again"].predict(x), names["model"].predict(x))
 
 
-def test_the_page_names_the_commands_the_operators_and_the_opset() -> None:
+def test_the_page_names_the_commands_the_operators_and_the_opset():
     def commands(text: str) -> list[str]:
         lines = re.sub(r"\\\n\s*", "", text).splitlines()
         return [line.strip() for line in lines if "-m pydtnn.interchange" in line]

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,9 +48,7 @@ def renumbered(arrays: Arrays) -> Arrays:
 
 @each("name", ["cnn", "resnet20", "mlp"])
 @each(("by", "change"), [("names", lambda arrays: arrays), ("order", renumbered)])
-def test_arrays_come_back_bit_for_bit(
-    name: str, by: str, change: Callable[[Arrays], Arrays]
-) -> None:
+def test_arrays_come_back_bit_for_bit(name, by, change):
     ours, other = model(0, name), model(1, name)
     report = load_state_dict(other, change(state_dict(ours)))
     assert encode(other.state()) == encode(ours.state())
@@ -59,7 +56,7 @@ def test_arrays_come_back_bit_for_bit(
     assert str(report) == f"matched {count} of {count} arrays by {by}"
 
 
-def test_layers_of_each_kind_are_matched_in_their_own_order() -> None:
+def test_layers_of_each_kind_are_matched_in_their_own_order():
     def made(seed: int) -> Model:
         net = layers.Sequential(
             layers.Conv2d(4, 1), layers.GroupNorm(2), layers.Conv2d(4, 1), layers.GroupNorm(2)
@@ -75,7 +72,7 @@ def test_layers_of_each_kind_are_matched_in_their_own_order() -> None:
     assert encode(ours.state()) == encode(other.state())
 
 
-def test_names_and_layouts_are_those_of_pytorch() -> None:
+def test_names_and_layouts_are_those_of_pytorch():
     net = layers.Sequential(
         layers.Conv2d(4, (2, 1), name="conv"),
         layers.BatchNorm(name="bn"),
@@ -97,7 +94,7 @@ def test_names_and_layouts_are_those_of_pytorch() -> None:
     assert arrays["bn.num_batches_tracked"].dtype == np.int64
 
 
-def test_other_classes_and_a_smaller_stem_are_named_with_what_to_do(tmp_path: Path) -> None:
+def test_other_classes_and_a_smaller_stem_are_named_with_what_to_do(tmp_path):
     arrays = state_dict(model(1)) | {"fc2.weight": np.zeros((6, 128)), "fc2.bias": np.zeros(6)}
     with pytest.raises(ValueError, match=r"\(5, 128\), .*; strict=False, --partial or"):
         load_state_dict(model(), arrays)
@@ -126,8 +123,8 @@ DAMAGES: dict[str, tuple[Callable[[Arrays], Any], str]] = {
 
 @each(("damage", "suffix"), [*((name, "") for name in DAMAGES), ("extra", ".safetensors")])
 def test_arrays_that_do_not_fit_are_refused_in_a_sentence_and_the_model_stays(
-    damage: str, suffix: str, tmp_path: Path
-) -> None:
+    damage, suffix, tmp_path
+):
     change, message = DAMAGES[damage]
     arrays, ours = {name: array.copy() for name, array in state_dict(model(1)).items()}, model()
     change(arrays)
@@ -141,7 +138,7 @@ def test_arrays_that_do_not_fit_are_refused_in_a_sentence_and_the_model_stays(
     assert encode(ours.state()) == before
 
 
-def test_a_new_head_keeps_its_weights_and_the_table_lists_what_does_not_fit() -> None:
+def test_a_new_head_keeps_its_weights_and_the_table_lists_what_does_not_fit():
     ours, other = model(0, "resnet8", classes=5), model(1, "resnet8", classes=7)
     arrays = renumbered(state_dict(other))
     del arrays["1.bias"]
@@ -161,7 +158,7 @@ def test_a_new_head_keeps_its_weights_and_the_table_lists_what_does_not_fit() ->
     np.testing.assert_array_equal(ours.state()["stem.conv.w"], other.state()["stem.conv.w"])
 
 
-def test_layers_of_another_branch_are_extra_and_the_others_are_matched() -> None:
+def test_layers_of_another_branch_are_extra_and_the_others_are_matched():
     """Auxiliary classifiers lie between the stages of a network."""
     ours, other = model(0, "resnet20"), model(1, "resnet20")
     arrays = renumbered(state_dict(other))
@@ -174,7 +171,7 @@ def test_layers_of_another_branch_are_extra_and_the_others_are_matched() -> None
     assert encode(ours.state()) == encode(other.state())
 
 
-def test_names_behind_a_prefix_are_found_and_exact_ones_come_first() -> None:
+def test_names_behind_a_prefix_are_found_and_exact_ones_come_first():
     ours, other = model(0), model(1)
     arrays = {f"backbone.{name}": array for name, array in state_dict(other).items()}
     for options in ({}, {"rename": {"backbone": "", "teacher": None}}):
@@ -191,7 +188,7 @@ def test_names_behind_a_prefix_are_found_and_exact_ones_come_first() -> None:
     assert encode(ours.state()) == encode(model(2).state())
 
 
-def test_two_prefixes_are_ambiguous() -> None:
+def test_two_prefixes_are_ambiguous():
     ours, arrays = model(0), {}
     for prefix, seed in (("student", 1), ("teacher", 2)):
         arrays |= {f"{prefix}.{name}": a for name, a in state_dict(model(seed)).items()}
@@ -204,7 +201,7 @@ def test_two_prefixes_are_ambiguous() -> None:
     assert encode(ours.state()) == encode(model(1).state())
 
 
-def test_layers_that_could_be_several_are_listed_and_not_loaded() -> None:
+def test_layers_that_could_be_several_are_listed_and_not_loaded():
     """An array of the same shape lies between those of the model."""
 
     def chain(seed: int) -> Model:
@@ -226,7 +223,7 @@ def test_layers_that_could_be_several_are_listed_and_not_loaded() -> None:
         np.testing.assert_array_equal(array, kept[name])
 
 
-def test_the_order_of_layers_of_equal_shapes_is_not_known_in_safetensors(tmp_path: Path) -> None:
+def test_the_order_of_layers_of_equal_shapes_is_not_known_in_safetensors(tmp_path):
     """Their names are sorted: "body" comes before "stem"."""
 
     def pair() -> Model:
@@ -247,7 +244,7 @@ def test_the_order_of_layers_of_equal_shapes_is_not_known_in_safetensors(tmp_pat
         assert load_state_dict(pair(), arrays).by == "order"
 
 
-def test_weights_of_a_vision_transformer_of_timm_are_read_and_written() -> None:
+def test_weights_of_a_vision_transformer_of_timm_are_read_and_written():
     def vit(seed: int) -> Model:
         net = functools.partial(models.vit, 6, 1, 2)
         return Model(create_net(net, 3, (8, 8, 3)), (8, 8, 3), seed=seed)
@@ -315,9 +312,7 @@ def in_the_names_of_gpt_2(made: Model, transposed: bool) -> Arrays:
     ("prefix", "transposed", "names"),
     [("transformer.", True, "hugging_face"), ("", False, "nanogpt")],
 )
-def test_weights_of_gpt_2_are_read_and_written(
-    prefix: str, transposed: bool, names: str, tmp_path: Path
-) -> None:
+def test_weights_of_gpt_2_are_read_and_written(prefix, transposed, names, tmp_path):
     ours, other = gpt(0), gpt(1)
     arrays = {
         name.replace("transformer.", prefix): array
@@ -338,7 +333,7 @@ def test_weights_of_gpt_2_are_read_and_written(
         load_state_dict(gpt(0), arrays)
 
 
-def test_a_library_without_the_network_and_two_kinds_of_names_are_refused() -> None:
+def test_a_library_without_the_network_and_two_kinds_of_names_are_refused():
     with pytest.raises(ValueError, match=r"names: no network of timm has the layers of this model"):
         state_dict(gpt(0), names="timm")
     with pytest.raises(ValueError, match=r"unknown names 'hugging'; did you mean 'hugging_face'"):
@@ -355,12 +350,12 @@ def test_a_library_without_the_network_and_two_kinds_of_names_are_refused() -> N
         ({"a.weight": np.zeros((1, 1))}, "arrays do not fit the model (matched by order): conv1.w"),
     ],
 )
-def test_other_objects_are_refused(arrays: Any, message: str) -> None:
+def test_other_objects_are_refused(arrays, message):
     with pytest.raises(ValueError, match="^load_state_dict: " + re.escape(message)):
         load_state_dict(model(), arrays)
 
 
-def test_an_index_of_links_into_a_cache_is_read(tmp_path: Path) -> None:
+def test_an_index_of_links_into_a_cache_is_read(tmp_path):
     # The Hugging Face hub stores snapshots as links to files that are named by their checksums.
     snapshot, blobs, others = (tmp_path / name for name in ("snapshots", "blobs", "others"))
     for folder in (snapshot, blobs, others):
@@ -387,7 +382,7 @@ def test_an_index_of_links_into_a_cache_is_read(tmp_path: Path) -> None:
         load_state_dict(model, index)
 
 
-def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_suffix_is_refused(tmp_path):
     message = "expected a state dict in a file .safetensors, .pt, .pth, .bin, .ckpt, got "
     (tmp_path / "net.npz").write_bytes(b"")
     for call in (load_state_dict, save_state_dict):
@@ -427,15 +422,13 @@ class Unordered(layers.Block):
         ("shared", "fc_1: the order of its inputs in other programs must be that of fc"),
     ],
 )
-def test_features_of_unknown_order_are_refused(kind: str, message: str) -> None:
+def test_features_of_unknown_order_are_refused(kind, message):
     ours = Model(Unordered(kind), (3, 2, 2))
     with pytest.raises(ValueError, match=re.escape(message)):
         state_dict(ours)
 
 
-def test_weights_of_a_saved_model_are_exported_and_imported_by_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_a_saved_model_are_exported_and_imported_by_the_command(tmp_path, capsys):
     saved, other = tmp_path / "net.pydtnn", tmp_path / "new.pydtnn"
     path = tmp_path / "w.safetensors"
     ours = model(3, "resnet8")
@@ -456,9 +449,7 @@ def test_weights_of_a_saved_model_are_exported_and_imported_by_the_command(
         (["import"], "the following arguments are required: source, folder; see python -m"),
     ],
 )
-def test_errors_of_the_command_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_the_command_are_one_line(arguments, message, capsys):
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pydtnn.interchange: {message}")

@@ -45,9 +45,7 @@ def save(module: Any, path: Path) -> Path:
 
 
 @each(("name", "suffix"), CASES)
-def test_weights_give_the_same_logits_there_and_here(
-    name: str, suffix: str, tmp_path: Path, images: np.ndarray
-) -> None:
+def test_weights_give_the_same_logits_there_and_here(name, suffix, tmp_path, images):
     module, model = twins(name)
     report = load_state_dict(model, save(module, tmp_path / f"net{suffix}"))
     assert report.by == "names"
@@ -70,15 +68,13 @@ def test_weights_give_the_same_logits_there_and_here(
 
 
 @each("name", ["cnn", "positions"])
-def test_names_are_those_of_modules_with_the_names_of_the_layers(
-    name: str, images: np.ndarray
-) -> None:
+def test_names_are_those_of_modules_with_the_names_of_the_layers(name, images):
     module, model = twins(name)
     module.load_state_dict({k: torch.from_numpy(a.copy()) for k, a in state_dict(model).items()})
     assert_equal(model.predict(images), logits(module, images))
 
 
-def test_checkpoints_and_parallel_modules_are_read(tmp_path: Path, images: np.ndarray) -> None:
+def test_checkpoints_and_parallel_modules_are_read(tmp_path, images):
     module, model = twins("resnet8")
     entries = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
     torch.save({"epoch": 3, "state_dict": entries}, tmp_path / "checkpoint.pt")
@@ -86,7 +82,7 @@ def test_checkpoints_and_parallel_modules_are_read(tmp_path: Path, images: np.nd
     assert_equal(model.predict(images), logits(module, images))
 
 
-def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
+def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path):
     from safetensors.torch import save_file
 
     for i, dtype in enumerate((torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)):
@@ -98,7 +94,7 @@ def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.state()["linear.w"], [[0.5, -1.0]])
 
 
-def test_an_index_of_several_files_is_read(tmp_path: Path, images: np.ndarray) -> None:
+def test_an_index_of_several_files_is_read(tmp_path, images):
     module, model = twins("resnet8")
     arrays, parts = module.state_dict(), {}
     for i in range(3):
@@ -127,9 +123,7 @@ class Options:
 
 
 @each(("protocol", "before_1_6"), [(2, False), (4, True)])
-def test_objects_of_training_scripts_are_skipped(
-    protocol: int, before_1_6: bool, tmp_path: Path, images: np.ndarray
-) -> None:
+def test_objects_of_training_scripts_are_skipped(protocol, before_1_6, tmp_path, images):
     module, model = twins("resnet8")
     others = {
         "args": argparse.Namespace(lr=np.float64(0.1), when=datetime.datetime(2024, 5, 1)),
@@ -168,7 +162,7 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-def test_malicious_files_and_modules_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_malicious_files_and_modules_are_refused_in_a_sentence(tmp_path):
     module, model = twins("cnn")
     path, before = tmp_path / "net.pt", encode(model.state())
     for value, message in (

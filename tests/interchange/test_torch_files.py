@@ -7,7 +7,7 @@ import re
 import struct
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +111,7 @@ def compress(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
 
 @each("write", [save, save_before_1_6, compress])
 @each("dtype", ["float16", "float32", "float64"])
-def test_all_formats_are_read_without_pytorch(
-    write: Callable[..., Path], dtype: str, tmp_path: Path
-) -> None:
+def test_all_formats_are_read_without_pytorch(write, dtype, tmp_path):
     arrays = {
         name: array if array.dtype == "int64" else array.astype(dtype)
         for name, array in state_dict(model(1)).items()
@@ -124,7 +122,7 @@ def test_all_formats_are_read_without_pytorch(
         np.testing.assert_array_equal(array, arrays[name].astype(array.dtype))
 
 
-def test_views_of_one_storage_are_read(tmp_path: Path) -> None:
+def test_views_of_one_storage_are_read(tmp_path):
     values = np.arange(12, dtype="float32")
     of = storage("0", "FloatStorage", 12)
     program = mapping({"weight": tensor(of, (2, 3), (1, 2), 4), "bias": tensor(of, (2,), (0,), 3)})
@@ -183,9 +181,7 @@ HOSTILE: dict[str, tuple[bytes, Mapping[str, bytes], str]] = {
 
 
 @each(("kind", "strict"), [*((kind, True) for kind in HOSTILE), ("expanded", False)])
-def test_hostile_files_are_refused_in_a_sentence_and_without_memory(
-    kind: str, strict: bool, tmp_path: Path
-) -> None:
+def test_hostile_files_are_refused_in_a_sentence_and_without_memory(kind, strict, tmp_path):
     program, records, message = HOSTILE[kind]
     path = archive(tmp_path / "net.pt", program, records)
     ours = Model(Linear(2, bias=False), (3,))
@@ -202,7 +198,7 @@ def test_hostile_files_are_refused_in_a_sentence_and_without_memory(
 
 
 @each("read", [True, False])
-def test_records_that_become_large_are_refused_without_memory(read: bool, tmp_path: Path) -> None:
+def test_records_that_become_large_are_refused_without_memory(read, tmp_path):
     """Those that nothing refers to are not read."""
     size = 5 << 20
     of = storage("0", "FloatStorage", size // 4 if read else 6)
@@ -220,7 +216,7 @@ def test_records_that_become_large_are_refused_without_memory(read: bool, tmp_pa
     assert peak < 4 << 20
 
 
-def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path) -> None:
+def test_a_changed_byte_of_an_archive_is_found(tmp_path):
     arrays = state_dict(model(1))
     path, ours = save(tmp_path / "net.pt", arrays), model()
     data = bytearray(path.read_bytes())

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.kernels.reference import Attention
 from pydtnn.kernels.reference.attention import At, Dropped
 from pydtnn.kernels.reference.random import stream
@@ -79,13 +78,7 @@ def given(options: dict[str, Any], size: tuple[int, int, int, int]) -> dict[str,
     "size, options",
     [(size, OPTIONS[(i + shift) % 6]) for shift in (0, 2, 3) for i, size in enumerate(SIZES)],
 )
-def test_kernels_agree_with_the_reference(
-    cpu_backend: Backend,
-    rng: np.random.Generator,
-    size: tuple[int, int, int, int],
-    options: dict[str, Any],
-    dtype: Any,
-) -> None:
+def test_kernels_agree_with_the_reference(cpu_backend, rng, size, options, dtype):
     options = given(options, size)
     arrays = {name: array.astype(dtype) for name, array in operands(rng, size).items()}
     exact = {name: array.astype(np.float64) for name, array in arrays.items()}
@@ -100,13 +93,7 @@ def test_kernels_agree_with_the_reference(
     "size, bounds",
     [((2, 13, 3, 5), (0, 4, 5, 11, 13)), ((1, 300, 1, 33), (0, 61, 190, 300))],
 )
-def test_blocks_of_queries_and_keys_are_parts_of_the_whole(
-    cpu_backend: Backend,
-    rng: np.random.Generator,
-    size: tuple[int, int, int, int],
-    bounds: tuple[int, ...],
-    options: dict[str, Any],
-) -> None:
+def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, size, bounds, options):
     options = given(options, size)
     (samples, length, heads, width), arrays = size, operands(rng, size)
     features, parts = heads * width, [*pairwise(bounds)]
@@ -147,9 +134,7 @@ def test_blocks_of_queries_and_keys_are_parts_of_the_whole(
 
 
 @each("causal", [False, True])
-def test_the_reference_computes_the_sums_of_the_definition(
-    rng: np.random.Generator, causal: bool
-) -> None:
+def test_the_reference_computes_the_sums_of_the_definition(rng, causal):
     n, length, heads, width = 2, 5, 2, 3
     qkv = rng.standard_normal((n, length, 3 * heads * width))
     y, log_sums = np.empty((n, length, heads * width)), np.empty((n, heads, length))
@@ -166,9 +151,7 @@ def test_the_reference_computes_the_sums_of_the_definition(
 
 
 @each("options", OPTIONS)
-def test_gradients_are_those_of_differences(
-    cpu_backend: Backend, rng: np.random.Generator, options: dict[str, Any]
-) -> None:
+def test_gradients_are_those_of_differences(cpu_backend, rng, options):
     size = (2, 5, 2, 3)
     options = given(options, size)
     arrays = operands(rng, size)
@@ -181,7 +164,7 @@ def test_gradients_are_those_of_differences(
     np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
 
 
-def test_scores_far_from_zero_neither_overflow_nor_vanish(cpu_backend: Backend) -> None:
+def test_scores_far_from_zero_neither_overflow_nor_vanish(cpu_backend):
     n, length, heads, width = 1, 140, 1, 4
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((n, length, 3 * width)).astype("float32")
@@ -196,7 +179,7 @@ def test_scores_far_from_zero_neither_overflow_nor_vanish(cpu_backend: Backend) 
     assert_close(value["y"], expected["y"], 1e-3)
 
 
-def test_weights_are_dropped_at_the_rate_by_sample_and_head(rng: np.random.Generator) -> None:
+def test_weights_are_dropped_at_the_rate_by_sample_and_head(rng):
     n, length, heads, rate = 4, 30, 2, 0.3
     qkv = np.zeros((n, length, 3 * heads * length))
     values = np.broadcast_to(np.eye(length), (n, heads, length, length))
@@ -216,7 +199,7 @@ def test_weights_are_dropped_at_the_rate_by_sample_and_head(rng: np.random.Gener
     np.testing.assert_array_equal(again, y[2:])
 
 
-def test_arrays_of_the_wrong_size_are_refused(cpu_backend: Backend) -> None:
+def test_arrays_of_the_wrong_size_are_refused(cpu_backend):
     qkv, y, sums = np.zeros((2, 5, 18)), np.zeros((2, 5, 6)), np.zeros((2, 3, 5))
     with pytest.raises(ValueError, match=r"30 elements, .* \(2, 5, 6\)"):
         cpu_backend.attention.forward(qkv[:1], 3, out=y, log_sums=sums)

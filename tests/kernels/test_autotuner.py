@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pydtnn
-from pydtnn.kernels import Backend, ConvGeometry, autotuner, create_backend, report
+from pydtnn.kernels import ConvGeometry, autotuner, create_backend, report
 from pydtnn.kernels.autotuner import (
     BUDGET,
     MAX_BATCH_RATIO,
@@ -93,22 +93,20 @@ def pick(
 # -- timing candidates
 
 
-def test_the_shortest_time_counts_but_not_the_first_of_candidates_that_take_turns() -> None:
+def test_the_shortest_time_counts_but_not_the_first_of_candidates_that_take_turns():
     machine = Machine(direct=[1.0], other=[0.01, 5.0, 0.5, 0.7])
     assert machine.times() == pytest.approx({"direct": 1.0, "other": 0.5})
     assert machine.order == ["direct", "other"] * (1 + ROUNDS[0])
 
 
 @each("seconds, rounds", [(BUDGET, ROUNDS[0]), (BUDGET / 15, 8), (BUDGET / 1e4, ROUNDS[1])])
-def test_measuring_ends_with_its_budget_but_not_before_it_knows(
-    seconds: float, rounds: int
-) -> None:
+def test_measuring_ends_with_its_budget_but_not_before_it_knows(seconds, rounds):
     machine = Machine(direct=[seconds], other=[seconds])
     machine.times()
     assert machine.order.count("direct") == 1 + rounds
 
 
-def test_calls_that_lost_a_core_do_not_count_and_are_tried_again_but_not_for_ever() -> None:
+def test_calls_that_lost_a_core_do_not_count_and_are_tried_again_but_not_for_ever():
     quick = Machine(lambda call, _: call % 4 == 0, direct=[0.01], other=[0.02, 0.001])
     assert quick.times() == pytest.approx({"direct": 0.01, "other": 0.02})
     s = BUDGET / 5
@@ -124,13 +122,11 @@ def test_calls_that_lost_a_core_do_not_count_and_are_tried_again_but_not_for_eve
 
 
 @each("share, chosen", [(0.99, "direct"), (0.975, "direct"), (0.9, "other")])
-def test_the_first_candidate_stays_unless_another_is_clearly_faster(
-    share: float, chosen: str
-) -> None:
+def test_the_first_candidate_stays_unless_another_is_clearly_faster(share, chosen):
     assert fastest({"direct": 1.0, "other": share, "third": 2.0}, "third") == chosen
 
 
-def test_where_a_time_is_missing_the_rule_decides(cache: Path) -> None:
+def test_where_a_time_is_missing_the_rule_decides(cache):
     times = {"direct": [1.0], "winograd4": [2.0], "winograd2": [0.5]}
     machine = Machine(lambda _, name: name == "direct", **times)
     own = tuner(machine)
@@ -157,9 +153,7 @@ def test_where_a_time_is_missing_the_rule_decides(cache: Path) -> None:
         *(((5, 5), 1, 16, 3, "direct"), ((3, 1), 1, 16, 4, "winograd4")),
     ],
 )
-def test_the_rule_wants_channels_and_maps_that_tiles_fit_on(
-    kernel: tuple[int, int], stride: int, channels: int, size: int, chosen: str
-) -> None:
+def test_the_rule_wants_channels_and_maps_that_tiles_fit_on(kernel, stride, channels, size, chosen):
     around = tuple((k // 2, k // 2) for k in kernel)
     filters = 64 if stride == 2 else 16
     where = ConvGeometry((size, size), kernel, (stride,) * 2, around, (1, 1), channels, filters)
@@ -177,9 +171,7 @@ def test_the_rule_wants_channels_and_maps_that_tiles_fit_on(
 # -- keys
 
 
-def test_operations_geometries_dtypes_and_very_different_batches_are_measured_once(
-    cache: Path,
-) -> None:
+def test_operations_geometries_dtypes_and_very_different_batches_are_measured_once(cache):
     machine = Machine()
     own = tuner(machine)
     assert {pick(own, machine) for _ in range(5)} == {"winograd4"}
@@ -196,13 +188,13 @@ def test_operations_geometries_dtypes_and_very_different_batches_are_measured_on
 
 
 @each("batch, near", [(1, 4), (8, 4), (9, 16), (16, 16), (10**6, 16)])
-def test_the_nearest_batch_is_that_of_the_smallest_ratio(batch: int, near: int) -> None:
+def test_the_nearest_batch_is_that_of_the_smallest_ratio(batch, near):
     assert nearest([16, 4], batch) == near
     assert nearest([], batch) is None
     assert nearest([0, -3], batch) is None
 
 
-def test_without_an_alternative_or_a_sample_nothing_is_measured(cache: Path) -> None:
+def test_without_an_alternative_or_a_sample_nothing_is_measured(cache):
     machine = Machine()
     own = tuner(machine)
     assert pick(own, machine, candidates=("direct",)) == "direct"
@@ -211,7 +203,7 @@ def test_without_an_alternative_or_a_sample_nothing_is_measured(cache: Path) -> 
     assert not cache.exists()
 
 
-def test_what_the_text_of_a_geometry_says_is_all_that_two_can_differ_in() -> None:
+def test_what_the_text_of_a_geometry_says_is_all_that_two_can_differ_in():
     plain = geometry()
     others = [
         *(
@@ -231,9 +223,7 @@ def test_what_the_text_of_a_geometry_says_is_all_that_two_can_differ_in() -> Non
 # -- modes
 
 
-def test_the_environment_says_how_to_choose_and_the_caller_knows_better(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_says_how_to_choose_and_the_caller_knows_better(monkeypatch):
     for mode in MODES:
         monkeypatch.setenv("PYDTNN_TUNING", mode)
         assert create_backend("cpu").autotuner.mode == mode
@@ -247,7 +237,7 @@ def test_the_environment_says_how_to_choose_and_the_caller_knows_better(
         create_backend("cpu", tuning="mesure")
 
 
-def test_the_report_says_what_was_chosen_and_why(cache: Path) -> None:
+def test_the_report_says_what_was_chosen_and_why(cache):
     machine = Machine()
     own = tuner(machine)
     pick(own, machine)
@@ -264,9 +254,7 @@ def test_the_report_says_what_was_chosen_and_why(cache: Path) -> None:
     assert alone == "direct, without an alternative"
 
 
-def test_measuring_leaves_no_trace_in_what_a_convolution_computes(
-    cache: Path, cpu_backend: Backend, rng: np.random.Generator
-) -> None:
+def test_measuring_leaves_no_trace_in_what_a_convolution_computes(cache, cpu_backend, rng):
     """Also where it adds to its output, whose former content measuring must not touch."""
     isa = cpu_backend.isa
     conv = create_backend("cpu", threads=1, isa=isa, tuning="measure").conv
@@ -291,7 +279,7 @@ def test_measuring_leaves_no_trace_in_what_a_convolution_computes(
 # -- agreement and state
 
 
-def test_after_freezing_nothing_is_measured(cache: Path) -> None:
+def test_after_freezing_nothing_is_measured(cache):
     machine = Machine()
     own = tuner(machine)
     table = {"forward 3x3 16->16 on 8x8 padding 1 float32": {64: Winner("winograd2", {})}}
@@ -304,9 +292,7 @@ def test_after_freezing_nothing_is_measured(cache: Path) -> None:
     assert machine.order
 
 
-def test_what_was_agreed_on_comes_back_without_times_but_for_other_kinds_of_machines(
-    cache: Path,
-) -> None:
+def test_what_was_agreed_on_comes_back_without_times_but_for_other_kinds_of_machines(cache):
     machine = Machine()
     own = tuner(machine)
     pick(own, machine)
@@ -328,7 +314,7 @@ def test_what_was_agreed_on_comes_back_without_times_but_for_other_kinds_of_mach
 # -- the file
 
 
-def test_a_second_process_takes_what_the_first_has_measured_even_meanwhile(cache: Path) -> None:
+def test_a_second_process_takes_what_the_first_has_measured_even_meanwhile(cache):
     fast, slow = Machine(), Machine(direct=[1.0], winograd4=[2.0], winograd2=[0.7])
     meanwhile = tuner(slow)
     meanwhile.file.find("avx2, 1 thread", "", 1, THREE)  # has read the file before
@@ -340,7 +326,7 @@ def test_a_second_process_takes_what_the_first_has_measured_even_meanwhile(cache
     assert pick(meanwhile, slow) == "winograd4"
 
 
-def test_settings_batches_candidates_and_machines_do_not_mix(cache: Path) -> None:
+def test_settings_batches_candidates_and_machines_do_not_mix(cache):
     machine = Machine()
     pick(tuner(machine), machine)
     pick(tuner(machine, setting="avx2, 2 threads"), machine)
@@ -368,9 +354,7 @@ TIMES = b"""{"machine": "some CPU", "choices": {"s": {"o": {"1": {
     + [b'{"machine": "some CPU", "choices": {"s": {"o": {"x": {}}}}}', b'{"machine": "other"}']
     + [TIMES % time for time in (b"1" + 400 * b"0", b'"x"', b"{}")],
 )
-def test_a_damaged_file_is_told_once_and_written_again(
-    content: bytes, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_told_once_and_written_again(content, cache, caplog):
     cache.mkdir(exist_ok=True)
     machine = Machine()
     own = tuner(machine)
@@ -393,8 +377,8 @@ def homeless() -> Path:
 
 @each("trouble", ["read-only", "home directory", "not a directory", "locked by another process"])
 def test_where_choices_cannot_be_stored_one_can_train_and_is_told_once(
-    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    trouble, tmp_path, monkeypatch, caplog
+):
     """A suspended process that holds the lock is waited for once, and not for long."""
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     machine, waits = Machine(), []
@@ -424,7 +408,7 @@ def test_where_choices_cannot_be_stored_one_can_train_and_is_told_once(
     assert trouble in record.getMessage()
 
 
-def test_processes_that_measure_at_the_same_time_lose_nothing(cache: Path) -> None:
+def test_processes_that_measure_at_the_same_time_lose_nothing(cache):
     files = [AutotunerFile("some CPU") for _ in range(8)]
     choice = Winner("direct", {"direct": 1.0, "other": 2.0})
 
@@ -442,9 +426,7 @@ def test_processes_that_measure_at_the_same_time_lose_nothing(cache: Path) -> No
     assert [path for path in cache.iterdir() if path.suffix not in {".json", ".lock"}] == []
 
 
-def test_the_file_is_in_the_users_cache_and_of_one_cpu_version_and_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_in_the_users_cache_and_of_one_cpu_version_and_build(tmp_path, monkeypatch):
     monkeypatch.delenv("PYDTNN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert AutotunerFile("x").path.parent == tmp_path / "xdg" / "pydtnn"

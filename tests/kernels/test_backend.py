@@ -1,13 +1,11 @@
 """Making a backend: names, threads, instruction sets, and what runs on the reference."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, create_backend, report
+from pydtnn.kernels import create_backend, report
 from tests.each import each
 
 COLD = {f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")}
@@ -18,12 +16,12 @@ COMBINED = {"fused.gate_norms", "norm.statistics_coefficients"}
 """Which call two others, that are compiled."""
 
 
-def test_no_hot_kernel_of_the_cpu_backend_runs_on_the_reference(cpu_backend: Backend) -> None:
+def test_no_hot_kernel_of_the_cpu_backend_runs_on_the_reference(cpu_backend):
     reference = {kernel for kernel, runs_on in report(cpu_backend).items() if runs_on != "cpu"}
     assert reference == COLD | COMBINED
 
 
-def test_an_unknown_name_and_fewer_than_one_thread_are_refused() -> None:
+def test_an_unknown_name_and_fewer_than_one_thread_are_refused():
     with pytest.raises(ValueError, match="unknown backend 'numpi'; did you mean 'numpy'"):
         create_backend("numpi")
     for threads in (0, -2):
@@ -31,9 +29,7 @@ def test_an_unknown_name_and_fewer_than_one_thread_are_refused() -> None:
             create_backend("cpu", threads=threads)
 
 
-def test_threads_are_what_the_caller_or_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_are_what_the_caller_or_the_environment_says(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert create_backend("cpu").threads == 3
     assert create_backend("cpu", threads=2).threads == 2
@@ -41,7 +37,7 @@ def test_threads_are_what_the_caller_or_the_environment_says(
 
 
 @each("name", ["cpu", "numpy"])
-def test_arrays_go_to_the_backend_and_back_without_a_copy(name: str) -> None:
+def test_arrays_go_to_the_backend_and_back_without_a_copy(name):
     backend = create_backend(name)
     x = np.arange(6.0)
     assert backend.asarray(x) is x
@@ -51,7 +47,7 @@ def test_arrays_go_to_the_backend_and_back_without_a_copy(name: str) -> None:
     assert not backend.zeros((2, 3), "float32").any()
 
 
-def test_kernels_refuse_what_they_would_read_out_of_bounds(cpu_backend: Backend) -> None:
+def test_kernels_refuse_what_they_would_read_out_of_bounds(cpu_backend):
     x, short = np.zeros((8, 4)), np.zeros(3)
     with pytest.raises(ValueError, match="needs 4 elements"):
         cpu_backend.norm.normalize(x, short, short, out=np.empty_like(x))

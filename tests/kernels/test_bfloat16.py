@@ -19,7 +19,7 @@ from tests.each import each
 from tests.kernels.checks import with_threads
 from tests.kernels.geometries import AWKWARD, LINES, PARTS, SIZES
 from tests.kernels.guarded import assert_guards_hold, guarded
-from tests.kernels.test_conv import DIRECTIONS, Arrays, Once, directions, operands, run, seeded
+from tests.kernels.test_conv import DIRECTIONS, Arrays, directions, operands, run, seeded
 from tests.kernels.test_conv_fused import drawn, in_passing
 from tests.kernels.test_fused import cast
 
@@ -91,9 +91,7 @@ def norm_error(value: np.ndarray, exact: np.ndarray) -> float:
 
 @pytest.mark.few(60)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
-def test_convolutions_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, case: str, algorithm: str
-) -> None:
+def test_convolutions_agree_with_the_reference(cpu_backend, once, case, algorithm):
     skip_without_pairs(cpu_backend, algorithm)
     _, shape, arrays, expected = once(in_halves, case)
     for direction in DIRECTIONS:
@@ -125,8 +123,8 @@ def in_passing_halves(case: str) -> tuple[Arrays, Arrays]:
 @pytest.mark.few(25)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sums_agree_with_the_reference_for_all_threads(
-    cpu_backend: Backend, once: Once, case: str, algorithm: str
-) -> None:
+    cpu_backend, once, case, algorithm
+):
     skip_without_pairs(cpu_backend, algorithm)
     (given, exact), (_, shape) = once(in_passing_halves, case), CASES[case]
     found, other = (
@@ -145,9 +143,7 @@ def test_deferred_arrays_and_sums_agree_with_the_reference_for_all_threads(
 
 
 @each("n", [0, 1, 15, 16, 17, 100_003])
-def test_conversions_round_to_nearest_even_and_subnormal_numbers_to_zero(
-    cpu_backend: Backend, n: int
-) -> None:
+def test_conversions_round_to_nearest_even_and_subnormal_numbers_to_zero(cpu_backend, n):
     rng = np.random.default_rng(n)
     bits = rng.integers(0, 2**32, n, dtype=np.uint32)
     bits[: n // 2] &= 0xFFFF8000  # ties, and infinities among them

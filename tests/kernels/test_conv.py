@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry, create_backend
+from pydtnn.kernels import ConvGeometry, create_backend
 from pydtnn.kernels.cpu import volumes
 from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.reference import Conv as Reference
@@ -93,9 +93,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.few(130)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
-def test_all_directions_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
-) -> None:
+def test_all_directions_agree_with_the_reference(cpu_backend, once, case, algorithm, dtype):
     arrays, exact = once(expected, case, dtype)
     for direction in DIRECTIONS:
         value = run(cpu_backend.conv, direction, arrays, CASES[case][1], algorithm=algorithm)
@@ -134,9 +132,7 @@ def random_geometries(kind: str) -> list[tuple[ConvGeometry, Arrays, Arrays]]:
 
 
 @pytest.mark.parametrize("kind", ["1 axis", "2 axes", "3 axes", "Winograd"])
-def test_random_geometries_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, kind: str
-) -> None:
+def test_random_geometries_agree_with_the_reference(cpu_backend, once, kind):
     """Whose gradients are the adjoint of forward."""
     for shape, arrays, exact in once(random_geometries, kind):
         for direction, algorithm in product(DIRECTIONS, candidates(shape)):
@@ -148,9 +144,7 @@ def test_random_geometries_agree_with_the_reference(
         assert abs(np.vdot(exact["backward_filter"], arrays["w"]) - np.vdot(dy, y)) <= bound
 
 
-def test_long_sums_keep_the_accuracy_of_float32(
-    cpu_backend: Backend, rng: np.random.Generator
-) -> None:
+def test_long_sums_keep_the_accuracy_of_float32(cpu_backend, rng):
     # Positive terms: one running float32 sum of 65,536 would be off by 1e-4.
     shape = geometry((32, 32), 1, 2, (1, 1))
     x = rng.random((64, 32, 32, 1), dtype=np.float32)
@@ -161,7 +155,7 @@ def test_long_sums_keep_the_accuracy_of_float32(
     assert_close(out.reshape(2, 1), exact, 2e-6)
 
 
-def test_an_output_of_the_wrong_size_is_refused(cpu_backend: Backend) -> None:
+def test_an_output_of_the_wrong_size_is_refused(cpu_backend):
     shape = geometry((8, 8), 3, 4, (3, 3), padding=1)
     x, w = np.zeros((2, 8, 8, 3), np.float32), np.zeros((4, 3, 3, 3), np.float32)
     with pytest.raises(ValueError, match="elements"):
@@ -172,8 +166,8 @@ def test_an_output_of_the_wrong_size_is_refused(cpu_backend: Backend) -> None:
 @each("tuning", ["direct", "measure"])
 @each("offset", [0, 2])
 def test_gradients_may_overwrite_x_and_outputs_never_what_they_are_gathered_from(
-    axes: int, offset: int, tuning: str
-) -> None:
+    axes, offset, tuning
+):
     conv, rng = create_backend("cpu", tuning=tuning).conv, np.random.default_rng(axes)
     shape = geometry((8,) * axes, 16, 16, (3,) * axes, padding=1)
     memory = rng.normal(size=(4 + offset, *shape.size, 16))
@@ -206,17 +200,13 @@ def test_gradients_may_overwrite_x_and_outputs_never_what_they_are_gathered_from
         ({"padding": ((0, 0), (1, -1))}, r".*padding must not be negative, got .*\(1, -1\)\); cut"),
     ],
 )
-def test_a_geometry_that_kernels_do_not_compute_is_refused(
-    fields: dict[str, Any], sentence: str
-) -> None:
+def test_a_geometry_that_kernels_do_not_compute_is_refused(fields, sentence):
     with pytest.raises(ValueError, match=f"^convolution: {sentence}"):
         geometry((8, 8), **{"channels": 4, "filters": 4, "kernel": (3, 3), **fields})
 
 
 @each("axes", [1, 2, 3])
-def test_a_gradient_of_filters_is_nan_if_nan_is_multiplied_by_zero(
-    backend: Backend, axes: int
-) -> None:
+def test_a_gradient_of_filters_is_nan_if_nan_is_multiplied_by_zero(backend, axes):
     shape = geometry((2,) * axes, 17, 1, (1,) * axes, stride=2)
     x, dy = np.ones((1, *shape.size, 17)), np.zeros((1, *shape.output, 1))
     x[0, ..., 3] = np.nan
@@ -225,7 +215,7 @@ def test_a_gradient_of_filters_is_nan_if_nan_is_multiplied_by_zero(
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(backend.to_numpy(dw))), [3])
 
 
-def test_the_reference_does_not_multiply_padding() -> None:
+def test_the_reference_does_not_multiply_padding():
     shape = geometry((4, 4), 2, 3, (3, 3), padding=1)
     x, dy = np.ones((1, 4, 4, 2)), np.ones((1, 4, 4, 3))
     w, y, dw = np.ones(shape.weight_shape), np.empty_like(dy), np.empty(shape.weight_shape)

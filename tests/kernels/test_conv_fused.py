@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry
+from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.reference import Conv as Reference
 from tests.each import each
 from tests.kernels.checks import with_threads
 from tests.kernels.geometries import CASES, EVERY, geometry
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
-from tests.kernels.test_conv import TOLERANCE, Arrays, Once, operands, seeded
+from tests.kernels.test_conv import TOLERANCE, Arrays, operands, seeded
 from tests.kernels.test_conv import cast as cast_arrays
 from tests.kernels.test_fused import away_from_zero, deferred
 from tests.kernels.test_fused import cast as cast_deferred
@@ -96,8 +96,8 @@ def expected(case: str, dtype: Any) -> tuple[dict[str, Any], Arrays]:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sums_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
-) -> None:
+    cpu_backend, once, case, algorithm, dtype
+):
     given, exact = once(expected, case, dtype)
     (_, shape), x, b = CASES[case], given["x"], given["b"]
     found = in_passing(cpu_backend.conv, given, shape, algorithm=algorithm)
@@ -123,9 +123,7 @@ def test_deferred_arrays_and_sums_agree_with_the_reference(
 @pytest.mark.covering(1)
 @pytest.mark.few(40)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
-def test_the_number_of_threads_does_not_change_a_byte(
-    cpu_backend: Backend, once: Once, case: str, algorithm: str
-) -> None:
+def test_the_number_of_threads_does_not_change_a_byte(cpu_backend, once, case, algorithm):
     """Nor, with Winograd's algorithms, whether both gradients are computed at once."""
     given, (_, shape) = once(drawn, case, np.float32), CASES[case]
     results = [
@@ -142,9 +140,7 @@ def test_the_number_of_threads_does_not_change_a_byte(
 @each("added", ["nothing", "another array", "the output"])
 @each("gated", ["no gate", "kept values", "no ReLU"])
 @each("case", ["primes", "stride 2", "depthwise", "three vectors of filters"])
-def test_backward_of_data_does_what_it_is_told_to(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, gated: str, added: str
-) -> None:
+def test_backward_of_data_does_what_it_is_told_to(cpu_backend, rng, case, gated, added):
     batch, shape = CASES[case]
     arrays = operands(rng, batch, shape)
     size = arrays["x"].shape
@@ -170,9 +166,7 @@ POINTWISE = {
 
 
 @each("case", POINTWISE)
-def test_gradients_of_1x1_filters_are_the_same_if_they_share_a_copy_of_dy(
-    cpu_backend: Backend, rng: np.random.Generator, case: str
-) -> None:
+def test_gradients_of_1x1_filters_are_the_same_if_they_share_a_copy_of_dy(cpu_backend, rng, case):
     batch, shape = POINTWISE[case]
     w, x = operands(rng, batch, shape)["w"], deferred(rng, (batch, *shape.size, shape.channels))
     dy = deferred(rng, (batch, *shape.output, shape.filters), terms=2, relu=False)
@@ -192,8 +186,8 @@ def test_gradients_of_1x1_filters_are_the_same_if_they_share_a_copy_of_dy(
 
 @each("case", ["16 filters", "several images to a block", "pointwise"])
 def test_statistics_are_right_when_the_mean_is_a_thousand_times_the_deviation(
-    cpu_backend: Backend, rng: np.random.Generator, case: str
-) -> None:
+    cpu_backend, rng, case
+):
     batch, shape = CASES[case]
     arrays = cast_arrays(operands(rng, batch, shape), np.float32)
     y, sums = np.empty_like(arrays["dy"]), np.empty(1 + 2 * shape.filters)
@@ -207,7 +201,7 @@ def test_statistics_are_right_when_the_mean_is_a_thousand_times_the_deviation(
     np.testing.assert_allclose(variance, exact.var(axis=(0, 1, 2)), rtol=1e-4)
 
 
-def test_values_that_were_kept_are_read(cpu_backend: Backend, rng: np.random.Generator) -> None:
+def test_values_that_were_kept_are_read(cpu_backend, rng):
     batch, shape = CASES["primes"]
     arrays = operands(rng, batch, shape)
     x = deferred(rng, arrays["x"].shape)

@@ -56,9 +56,7 @@ class Scaled(Layer):
     ],
     ids=["tokens", "lengths"],
 )
-def test_a_forecast_does_not_depend_on_what_memory_contains(
-    net: Any, shapes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forecast_does_not_depend_on_what_memory_contains(net, shapes, monkeypatch):
     empty = Rehearsal.new_batch
 
     def garbage(self: Rehearsal) -> Any:
@@ -84,7 +82,7 @@ READS: list[Callable[[Any], Any]] = [
 
 
 @each("read", READS)
-def test_a_layer_that_reads_a_number_is_refused_in_a_forecast(read: Callable[[Any], Any]) -> None:
+def test_a_layer_that_reads_a_number_is_refused_in_a_forecast(read):
     layer = Scaled(read)
     model = Model(Sequential(Linear(3), layer), (2,))
     refusal = r"^(Scaled\.forward|<lambda>): expected a pass without access to values, .* test"
@@ -94,7 +92,7 @@ def test_a_layer_that_reads_a_number_is_refused_in_a_forecast(read: Callable[[An
     assert forecast_memory(Model(Sequential(Linear(3), layer), (2,)), 4).peak > 0
 
 
-def test_an_array_without_values_is_never_written() -> None:
+def test_an_array_without_values_is_never_written():
     x = dry_backend(create_backend("cpu"), 1).empty((3,), "float32")
     before = x.view(np.ndarray).tobytes()
     x[...] = 7
@@ -104,7 +102,7 @@ def test_an_array_without_values_is_never_written() -> None:
     assert x.copy().shape == (3,)
 
 
-def test_scratch_memory_is_that_of_all_families_on_the_cpu_but_for_16_bits() -> None:
+def test_scratch_memory_is_that_of_all_families_on_the_cpu_but_for_16_bits():
     def scratch(*layers: Layer | Block, name: str = "cpu", dtype: str = "float32") -> int:
         backend = create_backend(name, **({"threads": 2} if name == "cpu" else {}))
         model = Model(Sequential(*layers), (9, 8), backend=backend, dtype=dtype)

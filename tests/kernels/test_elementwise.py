@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation, normal
 from tests.each import each
 from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient, ulps
@@ -45,7 +44,7 @@ def inputs(name: str, n: int) -> np.ndarray:
 
 
 @each("name", FUNCTIONS)
-def test_reference_activation_equals_the_textbook_and_has_its_derivative(name: str) -> None:
+def test_reference_activation_equals_the_textbook_and_has_its_derivative(name):
     x, dy = inputs(name, 200), np.random.default_rng(1).normal(size=200)
     y, dx = np.empty_like(x), np.empty_like(x)
     REFERENCE.elementwise.forward(name, x, out=y, alpha=ALPHA)
@@ -58,7 +57,7 @@ def test_reference_activation_equals_the_textbook_and_has_its_derivative(name: s
     np.testing.assert_allclose(dx, numeric, rtol=1e-6, atol=1e-8)
 
 
-def test_reference_gelu_keeps_its_digits_where_tanh_is_close_to_minus_one() -> None:
+def test_reference_gelu_keeps_its_digits_where_tanh_is_close_to_minus_one():
     def exact(x: np.ndarray) -> np.ndarray:
         return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
@@ -71,7 +70,7 @@ def test_reference_gelu_keeps_its_digits_where_tanh_is_close_to_minus_one() -> N
     np.testing.assert_allclose(dx, (exact(x + 1e-6) - exact(x - 1e-6)) / 2e-6, rtol=1e-6)
 
 
-def test_reference_distribution_is_exact_to_its_last_digits_also_far_below_zero() -> None:
+def test_reference_distribution_is_exact_to_its_last_digits_also_far_below_zero():
     x = np.concatenate([np.linspace(-37, 9, 4001), np.linspace(-1e-3, 1e-3, 33)])
     distribution, peak, root = normal(np, x)
     density = peak * root
@@ -84,7 +83,7 @@ def test_reference_distribution_is_exact_to_its_last_digits_also_far_below_zero(
     np.testing.assert_allclose(density, exact, rtol=4e-13)
 
 
-def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
+def test_reference_softmax_sums_to_one_and_has_its_derivative():
     x, dy = np.random.default_rng(0).normal(size=(2, 3, 7))
 
     def forward(value: np.ndarray) -> np.ndarray:
@@ -101,9 +100,7 @@ def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
 
 @each("dtype", DTYPES)
 @each("name", ULPS)
-def test_activation_is_exact_to_a_few_units_of_the_last_place(
-    cpu_backend: Backend, name: str, dtype: str
-) -> None:
+def test_activation_is_exact_to_a_few_units_of_the_last_place(cpu_backend, name, dtype):
     rng = np.random.default_rng(0)
     small = 10.0 ** rng.uniform(-30, 1, 20000) * rng.choice([-1, 1], 20000)
     x = np.concatenate([rng.uniform(-20, 20, 20000), rng.uniform(-80, 80, 20000), small])
@@ -118,9 +115,7 @@ def test_activation_is_exact_to_a_few_units_of_the_last_place(
 @each("dtype", DTYPES)
 @each("name", ["sigmoid", "silu", "gelu", "gelu_exact"])
 @each("reference", [False, True])
-def test_results_below_the_normal_numbers_are_rounded_once(
-    cpu_backend: Backend, name: str, dtype: str, reference: bool
-) -> None:
+def test_results_below_the_normal_numbers_are_rounded_once(cpu_backend, name, dtype, reference):
     limits, kernels = np.finfo(dtype), (REFERENCE if reference else cpu_backend).elementwise
     x = np.linspace(-800 if dtype == "float64" else -120, -9, 30001).astype(dtype)
     dy, y, dx = np.full_like(x, -3), np.empty_like(x), np.empty_like(x)
@@ -143,9 +138,7 @@ def test_results_below_the_normal_numbers_are_rounded_once(
 
 
 @each("name", ["gelu", "gelu_exact", "silu"])
-def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(
-    cpu_backend: Backend, name: str
-) -> None:
+def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(cpu_backend, name):
     x = np.array([-np.inf, -3e38, -1e20, -200, 200, 1e20, 3e38, np.inf], "float32")
     for kernels in (cpu_backend.elementwise, REFERENCE.elementwise):
         y, dx = np.empty_like(x), np.empty_like(x)
@@ -158,9 +151,7 @@ def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(
 
 @each("dtype", DTYPES)
 @each("name", ["gelu", "gelu_exact"])
-def test_an_element_does_not_depend_on_its_neighbours(
-    cpu_backend: Backend, name: str, dtype: str
-) -> None:
+def test_an_element_does_not_depend_on_its_neighbours(cpu_backend, name, dtype):
     rng, kernels = np.random.default_rng(0), cpu_backend.elementwise
     x, dy = rng.normal(size=(2, 4096)).astype(dtype)
     x[rng.permutation(4096)[:300]] *= 20  # some vectors have elements far from 0, others none
@@ -176,9 +167,7 @@ def test_an_element_does_not_depend_on_its_neighbours(
 
 @each("dtype", DTYPES)
 @each("name", FUNCTIONS)
-def test_activation_of_special_values_is_that_of_the_reference(
-    cpu_backend: Backend, name: str, dtype: str
-) -> None:
+def test_activation_of_special_values_is_that_of_the_reference(cpu_backend, name, dtype):
     # twice, so that whole vectors and the rest both see every value
     x = np.array(SPECIAL * 2 + [np.nan, -np.inf, np.inf], dtype)
     y, expected = np.empty_like(x), np.empty_like(x)
@@ -189,7 +178,7 @@ def test_activation_of_special_values_is_that_of_the_reference(
 
 
 @each("name", FUNCTIONS)
-def test_nan_in_the_gradient_comes_through(cpu_backend: Backend, name: str) -> None:
+def test_nan_in_the_gradient_comes_through(cpu_backend, name):
     dy, z = np.full(37, np.nan, "float32"), np.full(37, 0.5, "float32")
     dx = np.empty_like(dy)
     cpu_backend.elementwise.backward(name, dy, z, out=dx, alpha=ALPHA)
@@ -208,9 +197,7 @@ KINKS = {  # places, and the derivatives there, which are PyTorch's: see tests/p
 
 @each("dtype", DTYPES)
 @each("name", KINKS)
-def test_derivatives_at_kinks_are_those_of_pytorch(
-    cpu_backend: Backend, name: str, dtype: str
-) -> None:
+def test_derivatives_at_kinks_are_those_of_pytorch(cpu_backend, name, dtype):
     x = np.array([*KINKS[name]], dtype)
     y, dx, kernels = np.empty_like(x), np.empty_like(x), cpu_backend.elementwise
     kernels.forward(name, x, out=y, alpha=ALPHA)
@@ -220,7 +207,7 @@ def test_derivatives_at_kinks_are_those_of_pytorch(
 
 
 @each("dtype", ["float32", "float64"])
-def test_a_view_with_a_pitch_is_added(cpu_backend: Backend, dtype: str) -> None:
+def test_a_view_with_a_pitch_is_added(cpu_backend, dtype):
     a, b = np.random.default_rng(0).normal(size=(2, 3, 5, 7, 33)).astype(dtype)
     view, other = a[..., :13], b[..., :13].copy()
     cpu_backend.elementwise.add(view, other, out=other)
@@ -228,7 +215,7 @@ def test_a_view_with_a_pitch_is_added(cpu_backend: Backend, dtype: str) -> None:
 
 
 @each("dtype", DTYPES)
-def test_softmax_of_special_rows_is_that_of_the_reference(cpu_backend: Backend, dtype: str) -> None:
+def test_softmax_of_special_rows_is_that_of_the_reference(cpu_backend, dtype):
     x = np.zeros((7, 21), dtype)
     x[0] += 1e4
     x[1] -= 1e4
@@ -244,9 +231,7 @@ def test_softmax_of_special_rows_is_that_of_the_reference(cpu_backend: Backend, 
     np.testing.assert_allclose(y, expected, rtol=4 * eps(dtype))
 
 
-def test_an_activation_that_only_the_reference_has_runs(
-    cpu_backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_activation_that_only_the_reference_has_runs(cpu_backend, monkeypatch):
     square = Activation(lambda xp, x, alpha: x * x, lambda xp, dy, x, alpha: 2 * x * dy, "input")
     monkeypatch.setitem(ACTIVATIONS, "square", square)
     x, out = np.arange(5.0), np.empty(5)
@@ -254,7 +239,7 @@ def test_an_activation_that_only_the_reference_has_runs(
     np.testing.assert_array_equal(out, x * x)
 
 
-def test_what_does_not_fit_is_refused_or_broadcast_as_by_numpy(cpu_backend: Backend) -> None:
+def test_what_does_not_fit_is_refused_or_broadcast_as_by_numpy(cpu_backend):
     x, out = np.random.default_rng(0).normal(size=(6, 7)), np.empty((6, 7))
     cpu_backend.elementwise.add(x, x[0], out=out)
     np.testing.assert_array_equal(out, x + x[0])

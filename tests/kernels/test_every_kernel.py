@@ -89,9 +89,7 @@ def types(kernel: str, dtype: str) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_every_kernel_agrees_with_the_reference(
-    cpu_backend: Backend, once: Callable[..., Any], dtype: str
-) -> None:
+def test_every_kernel_agrees_with_the_reference(cpu_backend, once, dtype):
     """And neither reads nor writes what lies around its arrays."""
     placed: list[np.ndarray] = []
 
@@ -109,9 +107,7 @@ def test_every_kernel_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("numpy", "bfloat16"), ("cpu", "float16")])
-def test_so_does_the_reference_which_also_runs_float16(
-    once: Callable[..., Any], name: str, dtype: str
-) -> None:
+def test_so_does_the_reference_which_also_runs_float16(once, name, dtype):
     for kernel in KERNELS:
         if types(kernel, dtype):
             small = [(case, r) for case, r in once(exact, kernel, dtype) if size(case) < SERIAL]
@@ -126,9 +122,7 @@ def spread(array: np.ndarray) -> np.ndarray:
 
 
 @each("kernel", KERNELS)
-def test_arrays_that_are_not_contiguous_give_the_same_values(
-    cpu_backend: Backend, once: Callable[..., Any], kernel: str
-) -> None:
+def test_arrays_that_are_not_contiguous_give_the_same_values(cpu_backend, once, kernel):
     """All that have elements of a type, and each alone; sums and coefficients are contiguous."""
     small = [(case, r) for case, r in once(exact, kernel, "float64") if size(case) < SERIAL]
     names = [name for name in small[0][0].arrays if name[0] == "x"]
@@ -141,7 +135,7 @@ def test_arrays_that_are_not_contiguous_give_the_same_values(
 
 @each("dtype", ["float32", "float64"])
 @each("kernel", IN_PLACE)
-def test_an_output_may_be_an_input(cpu_backend: Backend, kernel: str, dtype: str) -> None:
+def test_an_output_may_be_an_input(cpu_backend, kernel, dtype):
     made = arrays_of((MAKERS | OF_THE_HOST)[kernel][0])
     for (case, out, name), backend in product(in_place(kernel, made), (cpu_backend, REFERENCE)):
         apart, own = case.typed(dtype), case.typed(dtype)
@@ -156,7 +150,7 @@ def size(case: Case) -> int:
 
 
 @each("kernel", KERNELS)
-def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, kernel: str) -> None:
+def test_the_number_of_threads_does_not_change_a_byte(cpu_backend, kernel):
     every = drawn(kernel)
     for case in [case for case in every if size(case) >= SERIAL] or every:
 
@@ -168,9 +162,7 @@ def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, kern
 
 @each("dtype", ["float32", "float64"])
 @each("kernel", [k for k in KERNELS if k not in COLD | COMBINED | {"elementwise.convert"}])
-def test_no_hot_kernel_runs_on_the_reference(
-    cpu_backend: Backend, monkeypatch: pytest.MonkeyPatch, kernel: str, dtype: str
-) -> None:
+def test_no_hot_kernel_runs_on_the_reference(cpu_backend, monkeypatch, kernel, dtype):
     def refuse(*given: Any, **options: Any) -> None:
         raise AssertionError(f"{kernel} runs on the reference")
 
@@ -180,7 +172,7 @@ def test_no_hot_kernel_runs_on_the_reference(
     run(cpu_backend, case, case.typed(dtype))
 
 
-def test_no_kernel_is_left_out() -> None:
+def test_no_kernel_is_left_out():
     kernels = {k for k in report(REFERENCE) if not k.startswith("recurrent")}  # test_recurrent.py
     without = {"norm.constant_sums", "norm.moments", "norm.sums_length", "conv.takes_sums"}
     elsewhere = {"elementwise.exponents", "elementwise.round"}  # test_rounding.py

@@ -102,10 +102,10 @@ def run(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)
 
 
-def test_a_child_has_the_threads_that_its_parent_had_not_used_and_computes_the_same() -> None:
+def test_a_child_has_the_threads_that_its_parent_had_not_used_and_computes_the_same():
     run(TWO_THREADS)
 
 
 @pytest.mark.long
-def test_no_child_inherits_a_locked_pool_from_a_parent_whose_threads_allocate() -> None:
+def test_no_child_inherits_a_locked_pool_from_a_parent_whose_threads_allocate():
     run(ALLOCATING.replace("FORKS", "500"))

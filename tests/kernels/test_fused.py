@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import Fused as Reference
 from tests.each import each
@@ -76,8 +75,8 @@ def away_from_zero(value: Deferred) -> None:
 @each("terms", [1, 2])
 @each("shape", SHAPES)
 def test_values_and_gates_agree_with_the_reference_with_every_option(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], terms: int, dtype: Any
-) -> None:
+    cpu_backend, rng, shape, terms, dtype
+):
     for (relu, limit), added in product(BOUNDS, (False, True)):
         value = deferred(rng, shape, dtype, terms=terms, plain=added, relu=relu, limit=limit)
         away_from_zero(value)
@@ -105,8 +104,8 @@ def test_values_and_gates_agree_with_the_reference_with_every_option(
 @each("terms", [1, 2])
 @each("kept", [False, True])
 def test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan(
-    cpu_backend: Backend, backend: Backend, every_set: bool, terms: int, kept: bool
-) -> None:
+    cpu_backend, backend, every_set, terms, kept
+):
     used = cpu_backend if every_set else backend
     rng, shape = np.random.default_rng(0), (40, 21)
     x, dy = rng.normal(size=(terms, *shape)), rng.normal(size=shape)
@@ -122,9 +121,7 @@ def test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan(
     np.testing.assert_array_equal(used.to_numpy(out), expected)
 
 
-def test_a_gate_follows_the_values_that_were_kept(
-    cpu_backend: Backend, rng: np.random.Generator
-) -> None:
+def test_a_gate_follows_the_values_that_were_kept(cpu_backend, rng):
     value = deferred(rng, (50, 20), terms=2)
     value.array = rng.standard_normal((50, 20))
     dy, out = rng.standard_normal((50, 20)), np.empty((50, 20))
@@ -133,9 +130,7 @@ def test_a_gate_follows_the_values_that_were_kept(
 
 
 @each("terms", [1, 2])
-def test_values_may_be_rows_of_a_larger_array(
-    cpu_backend: Backend, rng: np.random.Generator, terms: int
-) -> None:
+def test_values_may_be_rows_of_a_larger_array(cpu_backend, rng, terms):
     shape = 3, 5, 4, 7
     value = deferred(rng, (60, 7), terms=terms, relu=True)
     terms_ = [Term(x.reshape(shape), pivot, factor) for x, pivot, factor in value.terms]
@@ -147,7 +142,7 @@ def test_values_may_be_rows_of_a_larger_array(
     assert np.isnan(wide[:, 7:]).all()
 
 
-def test_coefficients_of_the_wrong_length_are_refused(cpu_backend: Backend) -> None:
+def test_coefficients_of_the_wrong_length_are_refused(cpu_backend):
     value = Deferred(Term(np.ones((4, 3)), np.ones(2)))
     with pytest.raises(ValueError, match="elements"):
         cpu_backend.fused.evaluate(value, out=np.empty((4, 3)))

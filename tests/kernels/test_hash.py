@@ -24,7 +24,7 @@ def hashes(*arrays: np.ndarray) -> list[int]:
     return [int(value) for value in out]
 
 
-def test_the_compiled_hash_is_that_of_the_reference_for_every_length_and_published() -> None:
+def test_the_compiled_hash_is_that_of_the_reference_for_every_length_and_published():
     data = np.random.default_rng(0).integers(0, 256, 140, np.uint8)
     arrays = [data[start : start + n].copy() for n in range(70) for start in (0, 3)]
     assert hashes(*arrays) == [hash64(array) for array in arrays]
@@ -34,7 +34,7 @@ def test_the_compiled_hash_is_that_of_the_reference_for_every_length_and_publish
     assert hashes(x, x.reshape(-1)) == [hash64(x)] * 2
 
 
-def test_every_bit_and_the_order_change_the_hash() -> None:
+def test_every_bit_and_the_order_change_the_hash():
     x = np.zeros(300, np.uint8)
     found = set(hashes(x))
     for bit in range(0, 8 * x.size, 7):
@@ -47,7 +47,7 @@ def test_every_bit_and_the_order_change_the_hash() -> None:
     assert hashes(-y) != hashes(y)
 
 
-def test_the_hash_of_parts_is_that_of_the_whole() -> None:
+def test_the_hash_of_parts_is_that_of_the_whole():
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, 70_000, np.uint8)
     for limit in (3, 40, 500, 70_000):
@@ -62,7 +62,7 @@ def test_the_hash_of_parts_is_that_of_the_whole() -> None:
         total.update(data[::2])
 
 
-def test_arrays_that_are_not_contiguous_and_outputs_that_do_not_fit_are_refused() -> None:
+def test_arrays_that_are_not_contiguous_and_outputs_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="arrays must be contiguous"):
         hashes(np.zeros((4, 4))[:, 1])
     with pytest.raises(ValueError, match="a contiguous array of 1 elements of uint64"):

@@ -1,7 +1,5 @@
 """The choice of an instruction set."""
 
-from __future__ import annotations
-
 import platform
 import re
 from pathlib import Path
@@ -25,8 +23,8 @@ from tests.conftest import repeats
 
 
 def test_the_widest_set_is_the_default_which_the_environment_lowers_and_an_argument_overrides(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     assert available()[0] == "generic"
     assert {*available()} <= {*INSTRUCTION_SETS}
     monkeypatch.delenv(ISA_VARIABLE, raising=False)
@@ -43,7 +41,7 @@ def test_the_widest_set_is_the_default_which_the_environment_lowers_and_an_argum
         create_backend("cpu", isa="sse9")
 
 
-def test_emulated_instructions_must_be_asked_for() -> None:
+def test_emulated_instructions_must_be_asked_for():
     assert EMULATED not in available()
     if runs(EMULATED):
         assert create_backend("cpu", isa=EMULATED).isa == EMULATED
@@ -52,7 +50,7 @@ def test_emulated_instructions_must_be_asked_for() -> None:
             create_backend("cpu", isa=EMULATED)
 
 
-def test_a_variant_that_was_not_built_is_refused() -> None:
+def test_a_variant_that_was_not_built_is_refused():
     for name in available():
         LinearKernels(number(name))
     with pytest.raises(ValueError, match="not built"):
@@ -62,7 +60,7 @@ def test_a_variant_that_was_not_built_is_refused() -> None:
             LinearKernels(number("avx2"))
 
 
-def test_float64_has_the_kernels_of_the_widest_set_that_was_built_with_them() -> None:
+def test_float64_has_the_kernels_of_the_widest_set_that_was_built_with_them():
     assert of_float64("generic") == "generic"
     sets = [name for name in available() if name in ("generic", "avx2", "avx512")]
     assert of_float64(sets[-1]) == sets[-1] == of_float64(available()[-1])  # the native one
@@ -79,7 +77,7 @@ def test_float64_has_the_kernels_of_the_widest_set_that_was_built_with_them() ->
         np.testing.assert_allclose(y, x @ w.T, rtol=1e-12, atol=1e-12)  # another order of sums
 
 
-def test_every_instruction_that_a_variant_is_compiled_with_is_asked_of_the_cpu() -> None:
+def test_every_instruction_that_a_variant_is_compiled_with_is_asked_of_the_cpu():
     root = Path(__file__).resolve().parents[2]
     setup = (root / "setup.py").read_text()
     used = {name.partition("-")[0] for name in re.findall(r'"-m([\w-]+)"', setup)}
@@ -93,13 +91,13 @@ def test_every_instruction_that_a_variant_is_compiled_with_is_asked_of_the_cpu()
     assert used == asked
 
 
-def test_kernels_that_were_compiled_for_other_cpus_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_were_compiled_for_other_cpus_say_so(monkeypatch):
     monkeypatch.setattr("pydtnn.kernels.cpu.isa.runs", lambda name: False)
     with pytest.raises(RuntimeError, match=r"for other CPUs than this one: .* `PYDTNN_BUILD=all"):
         create_backend("cpu")
 
 
-def test_of_cases_that_run_the_same_kernels_one_remains() -> None:
+def test_of_cases_that_run_the_same_kernels_one_remains():
     every = [of_float64(name) for name in available()]
     remaining = [of_float64(name) for name in available() if not repeats(name, 8)]
     assert sorted(map(str, remaining)) == sorted(map(str, {*every}))

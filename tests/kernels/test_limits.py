@@ -1,14 +1,10 @@
 """Limits of the machine that kernels can reach."""
 
-from __future__ import annotations
-
-import pytest
-
 from pydtnn.kernels import create_backend, limits
 from pydtnn.kernels.limits import measure_limits
 
 
-def test_limits_are_operations_and_bytes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_operations_and_bytes_over_time(monkeypatch):
     """The clock advances by a second per reading, so the rates are those of one second."""
     readings = iter(range(100))
     monkeypatch.setattr(limits.time, "perf_counter", lambda: next(readings))

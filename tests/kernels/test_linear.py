@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from tests.kernels.guarded import assert_close
 
 
@@ -20,7 +19,7 @@ def operands(rng: np.random.Generator, size: tuple[int, int, int]) -> dict[str, 
     }
 
 
-def test_forward_works_without_a_bias(cpu_backend: Backend, rng: np.random.Generator) -> None:
+def test_forward_works_without_a_bias(cpu_backend, rng):
     for size in ((64, 30, 5), (5, 30, 64)):  # outputs in the lanes, and samples in the lanes
         arrays = operands(rng, size)
         out = np.empty_like(arrays["dy"])
@@ -28,9 +27,7 @@ def test_forward_works_without_a_bias(cpu_backend: Backend, rng: np.random.Gener
         assert_close(out, arrays["x"] @ arrays["w"].T, 1e-12)
 
 
-def test_the_gradient_of_a_bias_sums_over_images(
-    cpu_backend: Backend, rng: np.random.Generator
-) -> None:
+def test_the_gradient_of_a_bias_sums_over_images(cpu_backend, rng):
     # Positive terms: one running float32 sum of 65,536 would be off by 1e-4.
     dy = rng.random((64, 32, 32, 5), dtype=np.float32)
     out = np.empty(5, np.float32)
@@ -38,7 +35,7 @@ def test_the_gradient_of_a_bias_sums_over_images(
     assert_close(out, dy.sum(axis=(0, 1, 2), dtype=np.float64), 2e-6)
 
 
-def test_other_types_run_on_the_reference(cpu_backend: Backend, rng: np.random.Generator) -> None:
+def test_other_types_run_on_the_reference(cpu_backend, rng):
     x, w = rng.integers(0, 9, (3, 4)), rng.integers(0, 9, (5, 4))
     swapped = np.dtype(np.float32).newbyteorder()  # what a file of the other byte order holds
     for mine, theirs, result in ((np.int64, np.int64, np.int64), (np.float32, swapped, np.float32)):
@@ -47,7 +44,7 @@ def test_other_types_run_on_the_reference(cpu_backend: Backend, rng: np.random.G
         np.testing.assert_array_equal(out, x @ w.T)
 
 
-def test_arrays_of_the_wrong_size_are_refused(cpu_backend: Backend) -> None:
+def test_arrays_of_the_wrong_size_are_refused(cpu_backend):
     x, w = np.zeros((3, 4)), np.zeros((5, 4))
     with pytest.raises(ValueError, match="15 elements"):
         cpu_backend.linear.forward(x, w, None, out=np.empty((3, 4)))

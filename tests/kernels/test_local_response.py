@@ -35,7 +35,7 @@ def backward(
 
 
 @each("name", OPTIONS)
-def test_the_reference_equals_loops_over_windows(name: str, rng: np.random.Generator) -> None:
+def test_the_reference_equals_loops_over_windows(name, rng):
     size, alpha, beta, k = OPTIONS[name]
     x = rng.normal(size=(3, 7))
     expected = np.empty_like(x)
@@ -48,9 +48,7 @@ def test_the_reference_equals_loops_over_windows(name: str, rng: np.random.Gener
 
 
 @each("name", OPTIONS)
-def test_the_gradient_of_the_reference_is_that_of_differences(
-    name: str, rng: np.random.Generator
-) -> None:
+def test_the_gradient_of_the_reference_is_that_of_differences(name, rng):
     x, dy = rng.normal(size=(2, 2, 6)), rng.normal(size=(2, 2, 6))
     expected = numeric_gradient(lambda value: forward(REFERENCE, value, OPTIONS[name]), x, dy)
     np.testing.assert_allclose(backward(REFERENCE, x, dy, OPTIONS[name]), expected, atol=1e-7)
@@ -58,9 +56,7 @@ def test_the_gradient_of_the_reference_is_that_of_differences(
 
 @each("dtype", DTYPES)
 @each("name", OPTIONS)
-def test_it_equals_the_reference_also_in_place(
-    cpu_backend: Backend, name: str, dtype: str, rng: np.random.Generator
-) -> None:
+def test_it_equals_the_reference_also_in_place(cpu_backend, name, dtype, rng):
     for channels in CHANNELS:
         x, dy = rng.normal(size=(2, int(rng.integers(1, 300)), channels)).astype(dtype)
         exact = [array.astype("float64") for array in (x, dy)]

@@ -25,9 +25,7 @@ def pool() -> MemoryPool:
 
 @each("dtype", ["float32", np.float64, np.dtype("int32"), ">f4", "bool"])
 @each("shape", [(), (0,), (3, 0, 2), (5,), (100, 1000), (2, 3, 5, 7000)])
-def test_arrays_have_the_shape_and_type_asked_for(
-    pool: MemoryPool, shape: tuple[int, ...], dtype: object
-) -> None:
+def test_arrays_have_the_shape_and_type_asked_for(pool, shape, dtype):
     for array in (pool.empty(shape, dtype), pool.zeros(shape, dtype)):
         assert array.shape == shape
         assert array.dtype == np.dtype(dtype)
@@ -36,7 +34,7 @@ def test_arrays_have_the_shape_and_type_asked_for(
     assert not pool.zeros(shape, dtype).any()
 
 
-def test_large_arrays_are_counted_while_they_or_their_views_are_alive(pool: MemoryPool) -> None:
+def test_large_arrays_are_counted_while_they_or_their_views_are_alive(pool):
     small = pool.empty((pool.threshold - 1,), "uint8")
     assert pool.in_use == pool.held == 0
     large = pool.empty((pool.threshold,), "uint8")
@@ -53,7 +51,7 @@ def test_large_arrays_are_counted_while_they_or_their_views_are_alive(pool: Memo
     assert pool.peak == large.nbytes
 
 
-def test_memory_is_used_again_and_neighbours_that_are_free_become_one(pool: MemoryPool) -> None:
+def test_memory_is_used_again_and_neighbours_that_are_free_become_one(pool):
     first = pool.empty((LARGE,), "float32").ctypes.data
     for _ in range(5):
         assert pool.empty((LARGE,), "float32").ctypes.data == first
@@ -69,15 +67,13 @@ def test_memory_is_used_again_and_neighbours_that_are_free_become_one(pool: Memo
     assert again.nbytes == pool.in_use
 
 
-def test_arrays_start_on_cache_lines_and_not_all_at_the_same_place_in_a_page(
-    pool: MemoryPool,
-) -> None:
+def test_arrays_start_on_cache_lines_and_not_all_at_the_same_place_in_a_page(pool):
     addresses = [a.ctypes.data for a in [pool.empty((LARGE,), "float32") for _ in range(8)]]
     assert not any(address % LINE for address in addresses)
     assert len({address % 4096 for address in addresses}) == 8
 
 
-def test_a_large_hole_is_kept_for_a_large_array(pool: MemoryPool) -> None:
+def test_a_large_hole_is_kept_for_a_large_array(pool):
     def array(mib: int) -> np.ndarray:
         return pool.empty((mib * LARGE,), "float32")
 
@@ -93,7 +89,7 @@ def test_a_large_hole_is_kept_for_a_large_array(pool: MemoryPool) -> None:
     del part, other
 
 
-def test_a_step_that_repeats_holds_no_more_than_it_uses(pool: MemoryPool) -> None:
+def test_a_step_that_repeats_holds_no_more_than_it_uses(pool):
     rng = np.random.default_rng(0)
     sizes = rng.integers(pool.threshold, MIB, size=40)
     for _ in range(3):
@@ -106,7 +102,7 @@ def test_a_step_that_repeats_holds_no_more_than_it_uses(pool: MemoryPool) -> Non
     assert pool.peak <= pool.peak_held <= pool.peak + headers + 4096
 
 
-def test_contents_survive_whatever_is_allocated_and_freed_around_them(pool: MemoryPool) -> None:
+def test_contents_survive_whatever_is_allocated_and_freed_around_them(pool):
     rng = np.random.default_rng(1)
     alive: list[tuple[np.ndarray, int]] = []
     for tag in range(2000):
@@ -122,7 +118,7 @@ def test_contents_survive_whatever_is_allocated_and_freed_around_them(pool: Memo
     assert pool.in_use == sum(a.nbytes for a, _ in alive if a.nbytes >= pool.threshold)
 
 
-def test_threads_may_share_a_pool(pool: MemoryPool) -> None:
+def test_threads_may_share_a_pool(pool):
     def work(tag: int) -> bool:
         rng = np.random.default_rng(tag)
         for _ in range(200):
@@ -138,7 +134,7 @@ def test_threads_may_share_a_pool(pool: MemoryPool) -> None:
     assert pool.in_use == 0
 
 
-def test_an_array_may_outlive_its_pool() -> None:
+def test_an_array_may_outlive_its_pool():
     pool = MemoryPool()
     array = pool.zeros((LARGE,), "float32")
     view = array.reshape(2, -1)[1]
@@ -148,7 +144,7 @@ def test_an_array_may_outlive_its_pool() -> None:
     assert view.sum() == view.size
 
 
-def test_an_array_that_is_resized_keeps_its_contents(pool: MemoryPool) -> None:
+def test_an_array_that_is_resized_keeps_its_contents(pool):
     array = pool.empty((LARGE,), "float32")
     array[:] = np.arange(LARGE)
     array.resize((3 * LARGE,))
@@ -163,7 +159,7 @@ def test_an_array_that_is_resized_keeps_its_contents(pool: MemoryPool) -> None:
     assert pool.in_use == 0
 
 
-def test_numpy_allocates_from_the_pool_only_within_its_context(pool: MemoryPool) -> None:
+def test_numpy_allocates_from_the_pool_only_within_its_context(pool):
     x = np.ones(LARGE, "float32")
     with pytest.raises(ZeroDivisionError), pool.recycling():
         _ = 1 / 0
@@ -179,7 +175,7 @@ def test_numpy_allocates_from_the_pool_only_within_its_context(pool: MemoryPool)
     assert np.array_equal(z, 3 * other)
 
 
-def test_each_cpu_backend_recycles_in_a_pool_of_its_own_and_the_reference_in_none() -> None:
+def test_each_cpu_backend_recycles_in_a_pool_of_its_own_and_the_reference_in_none():
     first, second, reference = create_backend("cpu"), create_backend("cpu"), create_backend("numpy")
     array = first.zeros((LARGE,), np.float32)
     assert first.memory.in_use == array.nbytes
@@ -193,7 +189,7 @@ def test_each_cpu_backend_recycles_in_a_pool_of_its_own_and_the_reference_in_non
     assert not reference.zeros((LARGE,), np.float32).any()
 
 
-def test_trim_returns_what_lies_behind_the_last_array(pool: MemoryPool) -> None:
+def test_trim_returns_what_lies_behind_the_last_array(pool):
     first, second, third = (pool.zeros((LARGE,), "float32") for _ in range(3))
     third.fill(9)
     held = pool.held
@@ -207,7 +203,7 @@ def test_trim_returns_what_lies_behind_the_last_array(pool: MemoryPool) -> None:
     assert pool.zeros((LARGE,), "float32").sum() == 0
 
 
-def test_trimmed_memory_that_is_locked_reads_as_zeros(pool: MemoryPool) -> None:
+def test_trimmed_memory_that_is_locked_reads_as_zeros(pool):
     first, second = (pool.empty((LARGE,), "float32") for _ in range(2))
     second.fill(9)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -224,7 +220,7 @@ def test_trimmed_memory_that_is_locked_reads_as_zeros(pool: MemoryPool) -> None:
     assert first.nbytes == MIB
 
 
-def test_what_cannot_be_had_is_an_error_and_does_no_harm(pool: MemoryPool) -> None:
+def test_what_cannot_be_had_is_an_error_and_does_no_harm(pool):
     for make in (pool.empty, pool.zeros):
         with pytest.raises(MemoryError):
             make((1 << 60,), "uint8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from tests.each import each
 from tests.kernels.checks import DTYPES, REFERENCE, numeric_gradient
 
@@ -37,7 +36,7 @@ def group_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, groups: int) 
     return y * gamma + beta
 
 
-def test_reference_phases_add_up_to_batch_norm_and_its_gradient() -> None:
+def test_reference_phases_add_up_to_batch_norm_and_its_gradient():
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 11, 3))
     gamma, beta = rng.normal(size=(2, 3))
@@ -66,7 +65,7 @@ def test_reference_phases_add_up_to_batch_norm_and_its_gradient() -> None:
 
 
 @each("positions, groups", [(1, 1), (1, 3), (5, 1), (4, 3)])
-def test_reference_group_norm_has_the_gradient_of_the_textbook(positions: int, groups: int) -> None:
+def test_reference_group_norm_has_the_gradient_of_the_textbook(positions, groups):
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 2, positions, 6))
     gamma, beta = rng.normal(size=(2, 6))
@@ -86,9 +85,7 @@ def test_reference_group_norm_has_the_gradient_of_the_textbook(positions: int, g
 
 
 @each("channels", [1, 3, 16, 33, 64, 100])
-def test_variance_survives_a_mean_of_a_thousand_deviations(
-    cpu_backend: Backend, channels: int
-) -> None:
+def test_variance_survives_a_mean_of_a_thousand_deviations(cpu_backend, channels):
     rng = np.random.default_rng(0)
     x = (1000 + rng.normal(size=(5000, channels))).astype("float32")
     x[::128] += 5  # the rows that blocks are summed relative to lie far out
@@ -100,7 +97,7 @@ def test_variance_survives_a_mean_of_a_thousand_deviations(
     np.testing.assert_allclose(variance, exact.var(axis=0), rtol=1e-5)
 
 
-def test_one_far_outlier_does_not_spoil_the_variance(cpu_backend: Backend) -> None:
+def test_one_far_outlier_does_not_spoil_the_variance(cpu_backend):
     x = np.random.default_rng(0).normal(size=(20000, 16)).astype("float32")
     x[0] = 1e4
     sums = np.empty(33)
@@ -108,7 +105,7 @@ def test_one_far_outlier_does_not_spoil_the_variance(cpu_backend: Backend) -> No
     np.testing.assert_allclose(moments(sums)[1], x.astype("float64").var(axis=0), rtol=1e-5)
 
 
-def test_maps_of_floats_do_not_cancel_with_coefficients_in_double(cpu_backend: Backend) -> None:
+def test_maps_of_floats_do_not_cancel_with_coefficients_in_double(cpu_backend):
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 200, 5)).astype("float32")
     x += 1000
@@ -122,7 +119,7 @@ def test_maps_of_floats_do_not_cancel_with_coefficients_in_double(cpu_backend: B
     np.testing.assert_allclose(y, dy + exact, atol=2e-6)
 
 
-def test_layer_norm_survives_a_mean_of_a_thousand_deviations(cpu_backend: Backend) -> None:
+def test_layer_norm_survives_a_mean_of_a_thousand_deviations(cpu_backend):
     x = (1000 + np.random.default_rng(0).normal(size=(9, 1, 300))).astype("float32")
     y = np.empty_like(x)
     mean, inv_std = np.empty((2, 9, 1))
@@ -133,7 +130,7 @@ def test_layer_norm_survives_a_mean_of_a_thousand_deviations(cpu_backend: Backen
     np.testing.assert_allclose(y, exact, atol=2e-6)
 
 
-def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm() -> None:
+def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm():
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 11, 3))
     gamma, beta = rng.normal(size=(2, 3))
@@ -155,9 +152,7 @@ def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm() -> No
 
 
 @each("groups", GROUPS)
-def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
-    cpu_backend: Backend, groups: tuple[int, int, int, int]
-) -> None:
+def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(cpu_backend, groups):
     n, positions, channels, count = groups
     if positions * channels // count < 2 or n == 0:
         return  # one element has no deviation
@@ -175,9 +170,7 @@ def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
 
 @each("rows", [1, 2, 257, 4099])
 @each("mean", [0.0, 1.0, 1e6, -1e8])
-def test_sums_of_doubles_of_several_shards_keep_the_variance(
-    cpu_backend: Backend, rows: int, mean: float
-) -> None:
+def test_sums_of_doubles_of_several_shards_keep_the_variance(cpu_backend, rows, mean):
     rng = np.random.default_rng(6)
     x = mean + rng.normal(size=(rows, 17))
     deviations = x - mean  # exact
@@ -202,8 +195,8 @@ def test_sums_of_doubles_of_several_shards_keep_the_variance(
 @each("special", [np.nan, np.inf, -np.inf])
 @each("positions, groups", [(1, 1), (3, 1), (3, 3), (1, 0)])
 def test_a_row_that_is_not_finite_has_the_statistics_of_the_reference(
-    cpu_backend: Backend, dtype: str, special: float, positions: int, groups: int
-) -> None:
+    cpu_backend, dtype, special, positions, groups
+):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, positions, 33)).astype(dtype)
     x[1, 0, 17] = x[2, 0, 32] = special

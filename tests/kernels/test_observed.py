@@ -23,7 +23,7 @@ class Log(Observer):
 
 
 @pytest.mark.parametrize("name", ["cpu", "numpy"])
-def test_calls_of_kernels_are_activities_within_the_context(name: str) -> None:
+def test_calls_of_kernels_are_activities_within_the_context(name):
     backend, log = create_backend(name), Log()
     a, b = np.ones((2, 3), "f4"), np.full((2, 3), 2.0, "f4")
     out = np.empty_like(a)

@@ -39,7 +39,7 @@ def settings(**wishes: str) -> str:
 pytestmark = pytest.mark.skipif(not has_openmp(), reason="built without OpenMP")
 
 
-def test_the_runtime_has_a_bounded_spin_unless_set_which_no_other_process_inherits() -> None:
+def test_the_runtime_has_a_bounded_spin_unless_set_which_no_other_process_inherits():
     said = settings()
     assert f"{SPIN_VARIABLE} = '{SPINS}'" in said
     assert "inherited:\n" in said

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, PoolGeometry, create_backend
+from pydtnn.kernels import PoolGeometry, create_backend
 from tests.each import each
 from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient
 
@@ -64,7 +64,7 @@ def brute_windows(
 
 
 @each("name", EVERY)
-def test_reference_maximum_equals_loops_over_windows(name: str) -> None:
+def test_reference_maximum_equals_loops_over_windows(name):
     g = EVERY[name]
     x = np.random.default_rng(0).integers(0, 5, (2, *g.size, 3)).astype("float64")  # many ties
     y, index = np.empty((2, *g.output, 3)), np.empty((2, *g.output, 3), "int32")
@@ -83,7 +83,7 @@ def test_reference_maximum_equals_loops_over_windows(name: str) -> None:
 
 @each("count_padding", [True, False])
 @each("name", EVERY)
-def test_reference_mean_equals_loops_over_windows(name: str, count_padding: bool) -> None:
+def test_reference_mean_equals_loops_over_windows(name, count_padding):
     g = EVERY[name]
     x = np.random.default_rng(0).normal(size=(2, *g.size, 3))
     y, dx = np.empty((2, *g.output, 3)), np.empty_like(x)
@@ -101,9 +101,7 @@ def test_reference_mean_equals_loops_over_windows(name: str, count_padding: bool
 
 
 @each("size, output", BINS)
-def test_reference_adaptive_mean_cuts_the_input_in_bins(
-    size: tuple[int, int], output: tuple[int, int]
-) -> None:
+def test_reference_adaptive_mean_cuts_the_input_in_bins(size, output):
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, *size, 3)), rng.normal(size=(2, *output, 3))
     y, dx = np.empty_like(dy), np.empty_like(x)
@@ -127,7 +125,7 @@ def test_reference_adaptive_mean_cuts_the_input_in_bins(
 
 
 @each("reference", [True, False])
-def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, reference: bool) -> None:
+def test_nan_is_a_maximum_and_padding_never_is(cpu_backend, reference):
     pool = (REFERENCE if reference else cpu_backend).pool
     g = replace(geometry((3, 3), (2, 2), (2, 2), ((1, 0), (1, 0))), channels=20)
     x = np.full((1, 3, 3, 20), -np.inf)
@@ -143,9 +141,7 @@ def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, reference: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_geometry_agrees_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, dtype: str
-) -> None:
+def test_every_geometry_agrees_with_the_reference(cpu_backend, rng, dtype):
     """With a number of channels drawn for each; the first batch is empty."""
     for batch, (name, kind) in product((0, 3), EVERY.items()):
         g = replace(kind, channels=int(rng.choice(CHANNELS)))
@@ -174,7 +170,7 @@ def test_every_geometry_agrees_with_the_reference(
 
 
 @each("name", ["cpu", "numpy"])
-def test_an_index_of_bytes_is_refused_for_windows_of_more_than_256_taps(name: str) -> None:
+def test_an_index_of_bytes_is_refused_for_windows_of_more_than_256_taps(name):
     backend = create_backend(name)
     g = geometry((17, 16), (17, 16), (1, 1), ((0, 0), (0, 0)))
     x = backend.asarray(np.arange(17 * 16 * 3, dtype="float32").reshape(1, 17, 16, 3))

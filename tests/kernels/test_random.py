@@ -1,10 +1,7 @@
 """Counter-based random numbers: published vectors, the same bits everywhere, dropout."""
 
-from __future__ import annotations
-
 import numpy as np
 
-from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.random import bits, philox4x32, stream, uniform
 
 # Salmon et al.'s library Random123, file kat_vectors, lines "philox4x32 10": counter, key, result
@@ -15,13 +12,13 @@ ffffffff ffffffff ffffffff ffffffff  ffffffff ffffffff  408f276d 41c83b0e a20bc7
 """
 
 
-def test_philox_gives_the_published_numbers() -> None:
+def test_philox_gives_the_published_numbers():
     numbers = np.array([int(word, 16) for word in VECTORS.split()], "uint32").reshape(3, 10)
     counter, key, result = np.split(numbers, [4, 6], axis=1)
     np.testing.assert_array_equal(philox4x32(counter, key), result)
 
 
-def test_bits_of_a_sample_depend_on_nothing_but_their_keys() -> None:
+def test_bits_of_a_sample_depend_on_nothing_but_their_keys():
     alone = bits(1, 2, 3, np.array([2**40 + 7]), 10)
     among = bits(1, 2, 3, np.array([5, 2**40 + 7, 6]), 99)
     np.testing.assert_array_equal(alone[0], among[1, :10])
@@ -29,7 +26,7 @@ def test_bits_of_a_sample_depend_on_nothing_but_their_keys() -> None:
         assert not np.any(alone == bits(*other[:3], np.array([other[3]]), 10))
 
 
-def test_uniform_numbers_have_the_moments_of_a_uniform_distribution() -> None:
+def test_uniform_numbers_have_the_moments_of_a_uniform_distribution():
     u = uniform(0, stream("layer"), 0, np.arange(1000), 100)
     # standard errors: 0.0009 and 0.00024
     assert abs(u.mean() - 0.5) < 0.004
@@ -39,11 +36,11 @@ def test_uniform_numbers_have_the_moments_of_a_uniform_distribution() -> None:
     assert abs(np.corrcoef(u[:, 0], u[:, 1])[0, 1]) < 0.12
 
 
-def test_stream_of_a_name_never_changes() -> None:
+def test_stream_of_a_name_never_changes():
     assert stream("blocks.3.dropout") == 0x76AE11E3
 
 
-def test_dropout_keeps_its_share_and_the_mean(cpu_backend: Backend) -> None:
+def test_dropout_keeps_its_share_and_the_mean(cpu_backend):
     x, y = np.ones((100, 1000), "float32"), np.empty((100, 1000), "float32")
     cpu_backend.random.dropout(x, 0.3, 1, 2, 3, np.arange(100), out=y)
     assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.7)}
@@ -51,7 +48,7 @@ def test_dropout_keeps_its_share_and_the_mean(cpu_backend: Backend) -> None:
     assert abs((y > 0).mean() - 0.7) < 0.006
 
 
-def test_dropped_nan_is_dropped_and_kept_nan_is_kept(cpu_backend: Backend) -> None:
+def test_dropped_nan_is_dropped_and_kept_nan_is_kept(cpu_backend):
     x, y = np.full((1, 999), np.nan, "float32"), np.empty((1, 999), "float32")
     cpu_backend.random.dropout(x, 0.5, 1, 2, 3, np.arange(1), out=y)
     expected = np.where(bits(1, 2, 3, np.arange(1), 999) >= 2**31, np.nan, 0)

@@ -1,14 +1,12 @@
 """Calls of kernels that are recorded to be repeated."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.recorded import Call, Recorder
 
 
-def test_a_compiled_kernel_is_recorded_where_it_is_given_the_same_arrays() -> None:
+def test_a_compiled_kernel_is_recorded_where_it_is_given_the_same_arrays():
     backend, calls = create_backend("cpu", threads=1), list[Call]()
     x, w = np.random.default_rng(0).normal(size=(2, 5, 6))
     outs = [np.empty((5, 5)) for _ in range(2)]

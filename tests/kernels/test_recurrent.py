@@ -89,9 +89,7 @@ def run(
 @each("dtype", [np.float32, np.float64])
 @each("size, variant", [*zip(SIZES * 2, [*VARIANTS] * 4, strict=False)])
 @each("cell", CELLS)
-def test_steps_agree_with_the_reference(
-    cell: str, size: tuple[int, int, int], variant: str, dtype: Any, cpu_backend: Backend
-) -> None:
+def test_steps_agree_with_the_reference(cell, size, variant, dtype, cpu_backend):
     chosen = VARIANTS[variant]
     arrays, reverse = operands(cell, size, chosen), "reverse" in chosen
     rounded = {k: v.astype(dtype) if k != "lengths" else v for k, v in arrays.items()}
@@ -103,7 +101,7 @@ def test_steps_agree_with_the_reference(
 
 @each("variant", VARIANTS)
 @each("cell", CELLS)
-def test_the_gradients_of_the_reference_are_those_of_its_outputs(cell: str, variant: str) -> None:
+def test_the_gradients_of_the_reference_are_those_of_its_outputs(cell, variant):
     chosen = VARIANTS[variant]
     arrays, reverse = operands(cell, (2, 3, 4), chosen), "reverse" in chosen
     found = run(REFERENCE, cell, arrays, np.float64, reverse=reverse)
@@ -124,7 +122,7 @@ def test_the_gradients_of_the_reference_are_those_of_its_outputs(cell: str, vari
 
 
 @each("cell", CELLS)
-def test_results_do_not_depend_on_the_number_of_threads(cell: str, cpu_backend: Backend) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(cell, cpu_backend):
     arrays = operands(cell, (40, 3, 210), {"states": True})
 
     def results(backend: Backend) -> list[np.ndarray]:
@@ -133,7 +131,7 @@ def test_results_do_not_depend_on_the_number_of_threads(cell: str, cpu_backend: 
     same_for_all_threads(cpu_backend, results)
 
 
-def test_large_terms_saturate_without_overflow(cpu_backend: Backend) -> None:
+def test_large_terms_saturate_without_overflow(cpu_backend):
     for cell in CELLS:
         arrays = operands(cell, (3, 2, 9), {})
         arrays["gates"] *= 1e4

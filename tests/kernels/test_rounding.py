@@ -52,9 +52,7 @@ def bits_of(x: np.ndarray) -> np.ndarray:
 
 
 @each("name", TYPES)
-def test_numbers_are_those_of_ml_dtypes_also_subnormal_ones_and_ties(
-    cpu_backend: Backend, name: str
-) -> None:
+def test_numbers_are_those_of_ml_dtypes_also_subnormal_ones_and_ties(cpu_backend, name):
     x, form, dtype = every_kind(100_000)[None], NumberFormat.parse(name), np.dtype(TYPES[name])
     finite = np.isfinite(x)
     y = rounded(cpu_backend, x, f"{name}:none")
@@ -66,9 +64,7 @@ def test_numbers_are_those_of_ml_dtypes_also_subnormal_ones_and_ties(
 
 
 @each("name", [*TYPES, "e7m20", "e2m22", "e6m9fn", "e8m1"])
-def test_the_kernel_has_the_bits_of_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, name: str
-) -> None:
+def test_the_kernel_has_the_bits_of_the_reference(cpu_backend, rng, name):
     """On a shape that is drawn for each format."""
     shape, kinds = SHAPES[rng.integers(len(SHAPES))], every_kind(1000)
     x = rng.choice(kinds[np.isfinite(kinds)], shape).astype("float32")
@@ -83,7 +79,7 @@ def test_the_kernel_has_the_bits_of_the_reference(
                 np.testing.assert_array_equal(bits_of(y), bits_of(z), err_msg=text)
 
 
-def test_every_number_of_threads_gives_the_same_bytes(cpu_backend: Backend) -> None:
+def test_every_number_of_threads_gives_the_same_bytes(cpu_backend):
     x = np.random.default_rng(0).normal(size=(64, 1021)).astype("float32")
     noise = Noise(1, 2, 3, np.arange(64))
     same_for_all_threads(
@@ -97,9 +93,7 @@ def test_every_number_of_threads_gives_the_same_bytes(cpu_backend: Backend) -> N
 
 
 @each("name", ["e2m1", "e4m3", "e8m7"])
-def test_random_rounding_has_no_bias_and_keeps_the_numbers_of_the_format(
-    cpu_backend: Backend, name: str
-) -> None:
+def test_random_rounding_has_no_bias_and_keeps_the_numbers_of_the_format(cpu_backend, name):
     """The standard error of a mean of n numbers with step s is at most s / (2 sqrt(n))."""
     count, noise = 100_000, Noise(7, 8, 9, np.arange(1000))
     for value in (1.1, -1.9, 0.3, 0.01):
@@ -118,7 +112,7 @@ def test_random_rounding_has_no_bias_and_keeps_the_numbers_of_the_format(
     np.testing.assert_array_equal(part, y[500:])
 
 
-def test_a_block_has_the_power_of_two_of_its_largest_element() -> None:
+def test_a_block_has_the_power_of_two_of_its_largest_element():
     x = np.array([[1.0, 0.3, 1e-3, 7.0, 0.0, 0.0, 5e9, 1e9]], "float32")
     y = rounded(REFERENCE, x, "e2m1:2")
     expected = [[1.0, 0.25, 0.0, 6.0, 0.0, 0.0, 2.0**32, 2.0**30]]
@@ -137,6 +131,6 @@ def test_a_block_has_the_power_of_two_of_its_largest_element() -> None:
         ("e8m3fn", "finite must be false"),
     ],
 )
-def test_what_is_no_format_is_refused(text: str, reason: str) -> None:
+def test_what_is_no_format_is_refused(text, reason):
     with pytest.raises(ValueError, match=reason):
         Rounding.parse(text)

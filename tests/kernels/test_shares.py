@@ -64,9 +64,7 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @each("items", [0, 1, 7, 10_000])
 @each("threads, owners", [(1, 1), (2, 2), (2, 1), (7, 4)])
-def test_every_item_is_taken_once(
-    shares: ctypes.CDLL, threads: int, owners: int, items: int
-) -> None:
+def test_every_item_is_taken_once(shares, threads, owners, items):
     for _ in range(20):
         taken = np.zeros(max(items, 1), np.intc)
         started = shares.run(

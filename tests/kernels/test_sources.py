@@ -27,7 +27,7 @@ def included(path: Path) -> set[str]:
     return set(re.findall(r'^#include "([\w.]+)"', path.read_text(), re.MULTILINE)) & {*SOURCES}
 
 
-def test_no_circle_between_c_sources() -> None:
+def test_no_circle_between_c_sources():
     try:
         graphlib.TopologicalSorter({n: included(path) for n, path in SOURCES.items()}).prepare()
     except graphlib.CycleError as error:
@@ -35,7 +35,7 @@ def test_no_circle_between_c_sources() -> None:
 
 
 @pytest.mark.skipif(not shutil.which(COMPILER), reason="no C compiler")
-def test_a_header_includes_what_it_uses() -> None:
+def test_a_header_includes_what_it_uses():
     macros = [f"-D{key}={value}" for key, value in VARIANT.items()]
     flags = ["-std=gnu11", "-fsyntax-only", "-Wall", "-Wundef", "-Werror", "-Wno-unused"]
     command = [COMPILER, *flags, *macros, *(f"-I{folder}" for folder in FOLDERS), "-x", "c", "-"]
@@ -46,7 +46,7 @@ def test_a_header_includes_what_it_uses() -> None:
             assert done.returncode == 0, done.stderr
 
 
-def test_a_source_includes_the_header_that_defines_what_it_tests() -> None:
+def test_a_source_includes_the_header_that_defines_what_it_tests():
     """A macro without its header would silently be 0 in a condition."""
     for name, path in SOURCES.items():
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
@@ -75,21 +75,19 @@ def code_of(name: str) -> str:
     return re.sub(r"/\*.*?\*/|#include[^\n]*", "", text, flags=re.DOTALL)
 
 
-def test_variants_of_bfloat16_share_only_code_without_stored_elements(setup_file: Any) -> None:
+def test_variants_of_bfloat16_share_only_code_without_stored_elements(setup_file):
     for name in setup_file.WITHOUT_STORED:
         code = code_of(name)
         assert not re.search(r"\b(stored|STORED_BF16|[a-z]+_stored|sload|sstore)", code), name
         assert ("HAS_DOTS" in code) == (name in setup_file.OF_PAIRS), name
 
 
-def test_variants_with_products_of_pairs_share_only_code_that_rounds_nothing(
-    setup_file: Any,
-) -> None:
+def test_variants_with_products_of_pairs_share_only_code_that_rounds_nothing(setup_file):
     for name in setup_file.WITHOUT_ROUNDING:
         assert not re.search(r"\b(HAS_DOTS|sround|sstore\w*|vput|vpair)\b", code_of(name)), name
 
 
-def test_variants_of_amx_share_only_code_that_calls_nothing_of_their_own(setup_file: Any) -> None:
+def test_variants_of_amx_share_only_code_that_calls_nothing_of_their_own(setup_file):
     own = {
         function
         for path in SOURCES.values()
@@ -102,14 +100,14 @@ def test_variants_of_amx_share_only_code_that_calls_nothing_of_their_own(setup_f
         assert not {"HAS_AMX", *own} & {*re.findall(r"\w+", code_of(name))}, name
 
 
-def test_a_template_that_only_some_variants_have_is_empty_for_the_others(setup_file: Any) -> None:
+def test_a_template_that_only_some_variants_have_is_empty_for_the_others(setup_file):
     for name in setup_file.ONLY:
         begun, _, ended = code_of(name).strip().partition("\n")
         assert re.match(r"#if |#define PAIRS", begun), name
         assert ended.endswith("#endif"), name
 
 
-def test_what_a_selection_builds(setup_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_selection_builds(setup_file, monkeypatch):
     """For a CPU with AVX512_BF16: which instruction sets have float64, and which there are."""
     build = setup_file.BuildKernels.__new__(setup_file.BuildKernels)
     build.plat_name = "linux-x86_64"

@@ -1,7 +1,5 @@
 """Kernels run on the small stacks that some systems and settings give to threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -45,7 +43,7 @@ print("done")
 """
 
 
-def test_kernels_run_in_threads_with_64_kib_of_stack() -> None:
+def test_kernels_run_in_threads_with_64_kib_of_stack():
     # OpenMP's own limit holds for all threads but the first
     environment = {**os.environ, "OMP_STACKSIZE": "64k"}
     done = subprocess.run(

@@ -76,7 +76,7 @@ def scalar_step(case: str, t: int, w: float, g: float, s: list[float], decay: fl
 
 @each("decay", [0.0, 0.3])
 @each("case", CASES)
-def test_reference_update_is_the_rule_of_the_paper(case: str, decay: float) -> None:
+def test_reference_update_is_the_rule_of_the_paper(case, decay):
     rng = np.random.default_rng(0)
     w, slots = rng.normal(size=5), [np.zeros(5), np.zeros(5)]
     numbers, memory = list(w), [[0.0, 0.0] for _ in range(5)]
@@ -94,9 +94,7 @@ def test_reference_update_is_the_rule_of_the_paper(case: str, decay: float) -> N
 @each("dtype", DTYPES)
 @each("size", [1, 1023, 40001])
 @each("case", ["sgd", "momentum", "nesterov", "adam", "adamw"])
-def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(
-    cpu_backend: Backend, case: str, size: int, dtype: str
-) -> None:
+def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(cpu_backend, case, size, dtype):
     kernel, slots, options = CASES[case]
     rng, factor = np.random.default_rng(size), 0.3
     start = [rng.random(size).astype(dtype) for _ in range(4)]
@@ -114,7 +112,7 @@ def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(
         assert results[0] == results[1]
 
 
-def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend: Backend) -> None:
+def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend):
     for case in CASES:
         g = np.full(37, np.nan, "float32")
         arrays = [np.ones(37, "float32"), g, np.zeros(37, "float32"), np.zeros(37, "float32")]
@@ -123,7 +121,7 @@ def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend: Backend) -> Non
         assert math.isnan(cpu_backend.update.squared_norm(g))
 
 
-def test_a_squared_norm_is_added_up_in_double(cpu_backend: Backend) -> None:
+def test_a_squared_norm_is_added_up_in_double(cpu_backend):
     x = np.random.default_rng(0).normal(size=40001).astype("float32")
     for values in (x, np.full(1000, 1e30, "float32"), np.full(1000, 1e-30, "float32")):
         exact = math.fsum(float(v) ** 2 for v in values)

@@ -1,13 +1,8 @@
 """The error of Winograd's convolutions; `test_conv.py` and others run them on every geometry."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.kernels.cpu.conv import candidates
 from tests.each import each
 from tests.kernels.geometries import geometry
@@ -36,9 +31,7 @@ for F(5, 4), 2.2 for 5x5, here with a margin."""
 
 
 @each("where, most", ERRORS)
-def test_the_error_is_what_the_design_note_says(
-    cpu_backend: Backend, rng: np.random.Generator, where: Any, most: tuple[float, ...]
-) -> None:
+def test_the_error_is_what_the_design_note_says(cpu_backend, rng, where, most):
     size, channels, kernel, stride = where
     shape = geometry(size, channels, 32, kernel, stride, tuple((k // 2, k // 2) for k in kernel))
     arrays = cast(operands(rng, max(4096 // size[0] ** 2, 4), shape), np.float32)
@@ -58,9 +51,7 @@ def test_the_error_is_what_the_design_note_says(
 
 @each("kernel", [(1, 7), (5, 5)])
 @each("change", [{"stride": 3}, {"groups": 2}, {"dilation": 2}])
-def test_other_strides_groups_and_dilations_are_direct(
-    cpu_backend: Backend, kernel: tuple[int, int], change: dict[str, int]
-) -> None:
+def test_other_strides_groups_and_dilations_are_direct(cpu_backend, kernel, change):
     shape = geometry((9, 9), 4, 4, kernel, padding=4, **change)
     assert candidates(shape) == ("direct",)
     x, w, y = (np.zeros(s) for s in ((1, 9, 9, 4), shape.weight_shape, (1, *shape.output, 4)))
@@ -68,9 +59,7 @@ def test_other_strides_groups_and_dilations_are_direct(
         cpu_backend.conv.forward(x, w, None, shape, out=y, algorithm="winograd4")
 
 
-def test_an_outlier_costs_only_large_tiles_digits_of_outputs_that_do_not_read_it(
-    cpu_backend: Backend,
-) -> None:
+def test_an_outlier_costs_only_large_tiles_digits_of_outputs_that_do_not_read_it(cpu_backend):
     """What docs/performance.md says of F(4x4), of direct algorithms and of F(2x2)."""
     place = geometry((16, 16), 16, 16, (3, 3), padding=1)
     rng = np.random.default_rng(0)

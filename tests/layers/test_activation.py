@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 
 from pydtnn import layers as nn
-from pydtnn.kernels import Backend
 from pydtnn.model import Model
 from tests.each import each
 
@@ -35,23 +34,21 @@ FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
 
 
 @each("name", FORMULAS)
-def test_activations_compute_their_formula(name: str, backend: Backend) -> None:
+def test_activations_compute_their_formula(name, backend):
     make, formula = FORMULAS[name]
     x = np.array([[-30.0, -3.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 5.5, 6.5, 30.0]])
     y = Model(make(), x.shape[1:], backend=backend, dtype="float64").predict(x)
     np.testing.assert_allclose(y[0], [formula(v) for v in x[0]], rtol=1e-12, atol=1e-12)
 
 
-def test_softmax_gives_probabilities_even_of_large_logits(backend: Backend) -> None:
+def test_softmax_gives_probabilities_even_of_large_logits(backend):
     model = Model(nn.Softmax(), (3,), backend=backend, dtype="float64")
     y = model.predict(np.array([[1000.0, 1000.0, -1000.0], [0.0, math.log(2), math.log(5)]]))
     np.testing.assert_allclose(y, [[0.5, 0.5, 0], [1 / 8, 2 / 8, 5 / 8]], rtol=1e-12)
 
 
 @each("layer", [nn.ReLU, nn.ReLU6])
-def test_what_a_relu_was_given_as_nan_does_not_stop_the_gradient(
-    layer: type[nn.ReLU | nn.ReLU6], backend: Backend
-) -> None:
+def test_what_a_relu_was_given_as_nan_does_not_stop_the_gradient(layer, backend):
     for dtype in ("float32", "float64"):
         model = Model(layer(), (21,), backend=backend, dtype=dtype, input_gradient=True)
         x, dy = np.ones((2, 21), dtype), np.full((2, 21), np.nan, dtype)

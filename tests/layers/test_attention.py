@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels import Backend
 from pydtnn.layers import DotProductAttention, Linear, MultiHeadAttention, Sequential, StepContext
 from pydtnn.model import Model
 from tests.each import each
 
 
-def test_multi_head_attention_is_attention_between_two_linear_layers(backend: Backend) -> None:
+def test_multi_head_attention_is_attention_between_two_linear_layers(backend):
     x = np.random.default_rng(0).normal(size=(3, 5, 8))
     ours = Model(MultiHeadAttention(2, causal=True, name="a"), (5, 8), backend=backend)
     by_hand = Sequential(
@@ -25,7 +24,7 @@ def test_multi_head_attention_is_attention_between_two_linear_layers(backend: Ba
     np.testing.assert_array_equal(ours.predict(x), other.predict(x))
 
 
-def test_weights_are_dropped_in_training_only_and_by_sample(backend: Backend) -> None:
+def test_weights_are_dropped_in_training_only_and_by_sample(backend):
     net = DotProductAttention(2, dropout=0.5)
     model = Model(net, (6, 12), backend=backend, dtype="float64")
     x = np.random.default_rng(0).normal(size=(4, 6, 12))
@@ -45,7 +44,7 @@ LENGTHS = np.array([[3.0], [5.0], [0.0], [1.0]])
 
 
 @each("causal", [False, True])
-def test_samples_with_lengths_are_computed_as_shorter_ones(causal: bool, backend: Backend) -> None:
+def test_samples_with_lengths_are_computed_as_shorter_ones(causal, backend):
     net = MultiHeadAttention(2, causal=causal, name="a")
     options: Any = {"backend": backend, "dtype": "float64", "input_gradient": True}
     model = Model(net, [(5, 4), (1,)], **options)

@@ -30,7 +30,7 @@ class Minimal(nn.Layer):
         return 3 * dy
 
 
-def test_two_methods_make_a_layer() -> None:
+def test_two_methods_make_a_layer():
     model = Model(nn.Sequential(nn.Linear(4), Minimal(name="triple")), (2,), backend="numpy")
     assert model.layers[1].name == "triple"
     assert model.output_shape == (4,)
@@ -42,8 +42,8 @@ def test_two_methods_make_a_layer() -> None:
 
 @each(("shape", "fan_in", "fan_out"), [((6,), 1, 1), ((3, 5), 5, 3), ((8, 3, 2, 4), 24, 48)])
 def test_the_fans_of_a_parameter_are_by_default_those_of_a_matrix_or_of_filters(
-    shape: tuple[int, ...], fan_in: int, fan_out: int
-) -> None:
+    shape, fan_in, fan_out
+):
     class Holds(Minimal):
         def build(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
             self.first = self.parameter("first", shape, "ones")
@@ -57,7 +57,7 @@ def test_the_fans_of_a_parameter_are_by_default_those_of_a_matrix_or_of_filters(
 
 
 @each("kind", FROZEN)
-def test_frozen_layers_pass_gradients_on_and_cost_less(kind: Any) -> None:
+def test_frozen_layers_pass_gradients_on_and_cost_less(kind):
     layer, shape = FROZEN[kind]()
     net = nn.Sequential(nn.Linear(shape[-1], name="before"), layer)
     model = Model(net, shape, backend="cpu", dtype="float64", fuse=False)

@@ -13,7 +13,6 @@ from pydtnn.layers import (
     Conv2d,
     Identity,
     Linear,
-    Net,
     ReLU,
     Residual,
     Sequential,
@@ -39,7 +38,7 @@ def inner() -> Sequential:
         (Linear(3), "linear"),
     ],
 )
-def test_layers_are_called_by_their_class_and_place_unless_named(net: Net, names: str) -> None:
+def test_layers_are_called_by_their_class_and_place_unless_named(net, names):
     layers = [str(layer.name) for layer in Model(net, (4,), backend="numpy").layers]
     assert layers == names.replace(" .", " sequential1.").split()
 
@@ -51,12 +50,12 @@ def test_layers_are_called_by_their_class_and_place_unless_named(net: Net, names
         (Branches(Identity(), Linear(2, initializer="zeros"), merge=Concat()), [1, 2, 0, 0]),
     ],
 )
-def test_all_parts_read_the_same_input(net: Net, expected: list[float]) -> None:
+def test_all_parts_read_the_same_input(net, expected):
     model = Model(net, (2,), backend="numpy")
     np.testing.assert_array_equal(model.predict(np.array([[1, 2]])), [expected])
 
 
-def test_a_branch_may_have_several_outputs() -> None:
+def test_a_branch_may_have_several_outputs():
     class Twice(Block):
         def wire(self, graph: Graph, *inputs: Node) -> tuple[Node, ...]:
             return graph.add(Linear(2), *inputs, label="0"), graph.add(
@@ -69,7 +68,7 @@ def test_a_branch_may_have_several_outputs() -> None:
     assert Model(Sequential(Twice(), Add(), ReLU()), (3,), backend="numpy").output_shape == (2,)
 
 
-def test_shapes_that_do_not_meet_in_add_name_the_layers() -> None:
+def test_shapes_that_do_not_meet_in_add_name_the_layers():
     net = Sequential(Residual(Sequential(Conv2d(8, 3, stride=2), ReLU(name="act")), name="block1"))
     sentence = (
         r"block1\.add \(fed by block1\.body\.act and input0\): Add: .*\(3, 3, 8\) and \(8, 8, 8\)"
@@ -78,7 +77,7 @@ def test_shapes_that_do_not_meet_in_add_name_the_layers() -> None:
         Model(net, (8, 8, 8), backend="numpy")
 
 
-def test_blocks_without_parts_are_refused() -> None:
+def test_blocks_without_parts_are_refused():
     with pytest.raises(ValueError, match="Sequential: expected at least one layer"):
         Sequential()
     with pytest.raises(ValueError, match="Branches: expected at least two parts"):

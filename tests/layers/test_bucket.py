@@ -18,7 +18,7 @@ def bucket() -> Bucket:
     return one
 
 
-def test_changes_and_copies_are_made_in_the_flat_arrays() -> None:
+def test_changes_and_copies_are_made_in_the_flat_arrays():
     one = bucket()
     values, grads = one.values, one.grads
     one.grads += np.arange(16.0)
@@ -33,7 +33,7 @@ def test_changes_and_copies_are_made_in_the_flat_arrays() -> None:
 
 
 @each("value", [0, np.zeros(3), np.zeros((2, 8)), [0.0] * 16, None])
-def test_only_arrays_of_the_length_can_be_assigned_to_values_and_grads(value: object) -> None:
+def test_only_arrays_of_the_length_can_be_assigned_to_values_and_grads(value):
     with pytest.raises(ValueError, match=r"Bucket: grads must have shape \(16,\), got .*; fill it"):
         bucket().grads = value  # type: ignore[assignment]
     for name in ("index", "buffer", "grad"):
@@ -41,7 +41,7 @@ def test_only_arrays_of_the_length_can_be_assigned_to_values_and_grads(value: ob
             setattr(bucket(), name, value)
 
 
-def test_a_scheme_of_one_s_own_may_add_and_divide_in_place() -> None:
+def test_a_scheme_of_one_s_own_may_add_and_divide_in_place():
     class Mean(GradientExchange):
         equal = True
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pydtnn import layers as nn
-from pydtnn.kernels import Backend
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 from tests.each import each
@@ -149,7 +148,7 @@ LAYERS: dict[str, list[tuple[Any, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_layers_keep_the_contract(kind: str, backend: Backend) -> None:
+def test_layers_keep_the_contract(kind, backend):
     for layer, shapes in LAYERS[kind]:
         given = shapes if isinstance(shapes, list) else [shapes]
         options = {"batch": 4 if kind == "norms" else 2, "positive": isinstance(layer, nn.Log)}
@@ -182,9 +181,7 @@ FORMULAS: list[tuple[Any, list[tuple[int, ...]], Callable[..., Any]]] = [
 
 
 @each(("layer", "shapes", "formula"), FORMULAS)
-def test_layers_compute_what_numpy_does(
-    layer: Any, shapes: list[tuple[int, ...]], formula: Callable[..., Any], backend: Backend
-) -> None:
+def test_layers_compute_what_numpy_does(layer, shapes, formula, backend):
     xs = tuple(np.random.default_rng(i).normal(size=(2, *shape)) for i, shape in enumerate(shapes))
     model = Model(copy.deepcopy(layer), shapes, backend=backend, dtype="float64")
     found = model.predict(xs if len(xs) > 1 else xs[0])
@@ -199,6 +196,6 @@ def test_layers_compute_what_numpy_does(
         *((one, [False]) for one in (nn.RMSNorm(), nn.ClassToken(), nn.PositionalEmbedding())),
     ],
 )
-def test_weight_decay_leaves_out_biases_norms_and_embeddings(layer: Any, decay: Any) -> None:
+def test_weight_decay_leaves_out_biases_norms_and_embeddings(layer, decay):
     model = Model(copy.deepcopy(layer), (3, 4), backend="numpy")
     assert [p.decay for p in model.parameters.values()] == decay

@@ -149,9 +149,7 @@ NETS = {
 
 @each("fuse", [True, False])
 @each("name", NETS)
-def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(
-    name: str, fuse: bool
-) -> None:
+def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(name, fuse):
     model, counting = counted(NETS[name](), SHAPES.get(name, (12, 12, 4)), fuse=fuse)
     nodes = model.graph.nodes[1:]
     costs = {node.name: node.layer.cost(BATCH) for node in nodes}
@@ -263,7 +261,7 @@ COSTS: list[tuple[Any, Any, tuple[int, ...]]] = [
 
 
 @each(("layer", "shapes", "cost"), COSTS)
-def test_costs_are_those_of_all_operations_and_arrays(layer: Any, shapes: Any, cost: Any) -> None:
+def test_costs_are_those_of_all_operations_and_arrays(layer, shapes, cost):
     net = layer if isinstance(shapes, list) else nn.Sequential(nn.Linear(shapes[-1]), layer)
     model = Model(net, shapes, backend="numpy", input_gradient=True, fuse=False)
     found = model.layers[-1].cost(2)
@@ -271,16 +269,14 @@ def test_costs_are_those_of_all_operations_and_arrays(layer: Any, shapes: Any, c
     assert model.layers[-1].cost(6)[:2] == (3 * found[0], 3 * found[1])
 
 
-def test_a_first_layer_computes_no_gradient_of_its_input() -> None:
+def test_a_first_layer_computes_no_gradient_of_its_input():
     first, last = Model(nn.Sequential(nn.Linear(5), nn.Linear(3)), (4,), backend="numpy").layers
     assert first.cost(7).flops_backward == 2 * 7 * 4 * 5 + 7 * 5
     assert last.cost(7).flops_backward == 4 * 7 * 5 * 3 + 7 * 3
 
 
 @each(("height", "kind"), [(480, StripedConv2d), (24, ExtendedConv2d)])
-def test_convolutions_of_stripes_count_rows_that_are_computed_twice(
-    height: int, kind: type
-) -> None:
+def test_convolutions_of_stripes_count_rows_that_are_computed_twice(height, kind):
     shape = (height, 8, 4)
 
     def rank(comm: Communicator) -> None:
@@ -315,7 +311,7 @@ def test_convolutions_of_stripes_count_rows_that_are_computed_twice(
     run_threads(3, rank)
 
 
-def test_dropout_of_a_part_writes_the_mask_of_whole_samples() -> None:
+def test_dropout_of_a_part_writes_the_mask_of_whole_samples():
     def rank(comm: Communicator) -> None:
         net = nn.Sequential(conv(), nn.Dropout(0.4, name="drop"))
         layer = Model(net, (6, 8, 4), backend="cpu", mesh=Mesh(comm, height=3)).layers["drop"]

@@ -19,15 +19,13 @@ def drop(backend: Backend, rate: float = 0.4, features: int = 50, **context: obj
     return backend.to_numpy(y)
 
 
-def test_the_mask_of_a_sample_depends_neither_on_its_place_nor_on_the_others(
-    backend: Backend,
-) -> None:
+def test_the_mask_of_a_sample_depends_neither_on_its_place_nor_on_the_others(backend):
     together = drop(backend)
     order = np.array([4, 1, 5])
     np.testing.assert_array_equal(drop(backend, samples=order), together[order])
 
 
-def test_masks_differ_between_seeds_epochs_samples_and_layers(backend: Backend) -> None:
+def test_masks_differ_between_seeds_epochs_samples_and_layers(backend):
     y = drop(backend)
     assert len(np.unique(y, axis=0)) == len(y)
     for change in ({"seed": 1}, {"epoch": 1}, {"samples": np.arange(6) + 2**40}):
@@ -39,9 +37,7 @@ def test_masks_differ_between_seeds_epochs_samples_and_layers(backend: Backend) 
 
 
 @each("rate", [0.1, 0.5, 0.8])
-def test_elements_are_dropped_at_the_rate_and_the_others_scaled(
-    rate: float, backend: Backend
-) -> None:
+def test_elements_are_dropped_at_the_rate_and_the_others_scaled(rate, backend):
     y = drop(backend, rate, features=5000)
     # 30000 draws: four standard deviations are 4 sqrt(rate (1 - rate) / 30000) < 0.012
     assert abs((y == 0).mean() - rate) < 0.012

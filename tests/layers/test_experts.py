@@ -90,7 +90,7 @@ def context(scale: float = 1.0) -> StepContext:
 
 
 @each("kind", KINDS)
-def test_outputs_and_losses_are_those_of_a_loop_over_tokens(kind: str) -> None:
+def test_outputs_and_losses_are_those_of_a_loop_over_tokens(kind):
     model, xs = made(kind, [(7, 4), (7, 5)])
     step = context()
     y, _ = model.forward(xs, step)
@@ -107,7 +107,7 @@ def test_outputs_and_losses_are_those_of_a_loop_over_tokens(kind: str) -> None:
 
 
 @each("kind", KINDS)
-def test_gradients_of_outputs_and_losses_are_differences(kind: str) -> None:
+def test_gradients_of_outputs_and_losses_are_differences(kind):
     model, xs = made(kind, [(5, 2), (5, 4)])
     dy, scale, step = np.random.default_rng(1).normal(size=(3, 5, 2)), 0.7, 1e-6
 
@@ -136,7 +136,7 @@ def test_gradients_of_outputs_and_losses_are_differences(kind: str) -> None:
 # -- training
 
 
-def test_the_loss_of_training_contains_those_of_routers() -> None:
+def test_the_loss_of_training_contains_those_of_routers():
     rng = np.random.default_rng(0)
     x, y = rng.integers(5, size=(2, 8, 6))
     y[:3, 1:4] = 4  # ignored
@@ -160,7 +160,7 @@ def test_the_loss_of_training_contains_those_of_routers() -> None:
 
 
 @each("recompute", [2, ["block0"]])
-def test_losses_of_recomputed_layers_count_once(recompute: Any) -> None:
+def test_losses_of_recomputed_layers_count_once(recompute):
     rng = np.random.default_rng(0)
     x, y = rng.integers(5, size=(2, 24, 6))
     net = partial(create_net, "gpt", 5, (6,), depth=2, heads=1, width=4, experts=3, capacity=0.5)

@@ -1,7 +1,5 @@
 """Initializers: variances, keys of the generators, names."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,10 +1,8 @@
 """Batch, group and layer norm."""
 
-from __future__ import annotations
-
 import numpy as np
 
-from pydtnn.kernels import Backend, create_backend
+from pydtnn.kernels import create_backend
 from pydtnn.layers import BatchNorm, GroupNorm, ReLU, RMSNorm, Sequential, StepContext
 from pydtnn.model import Model
 from tests.each import each
@@ -12,7 +10,7 @@ from tests.each import each
 TRAINING = StepContext(training=True)
 
 
-def test_batch_norm_normalises_with_the_batch_in_training(backend: Backend) -> None:
+def test_batch_norm_normalises_with_the_batch_in_training(backend):
     x = np.random.default_rng(0).normal(3, 5, size=(8, 4, 4, 2))
     model = Model(BatchNorm(epsilon=1e-8), (4, 4, 2), backend=backend, dtype="float64")
     y = backend.to_numpy(model.forward(x, TRAINING)[0])
@@ -20,7 +18,7 @@ def test_batch_norm_normalises_with_the_batch_in_training(backend: Backend) -> N
     np.testing.assert_allclose(y.var(axis=(0, 1, 2)), 1, rtol=1e-8)
 
 
-def test_a_large_mean_does_not_cancel_the_variance(backend: Backend) -> None:
+def test_a_large_mean_does_not_cancel_the_variance(backend):
     x = np.random.default_rng(0).normal(1000, 1, size=(512, 1)).astype("float32")
     model = Model(BatchNorm(), (1,), backend=backend)
     y, _ = model.forward(x, TRAINING)
@@ -28,7 +26,7 @@ def test_a_large_mean_does_not_cancel_the_variance(backend: Backend) -> None:
     assert abs(float(y.std()) - 1) < 1e-3
 
 
-def test_running_statistics_move_by_momentum_to_the_unbiased_moments(backend: Backend) -> None:
+def test_running_statistics_move_by_momentum_to_the_unbiased_moments(backend):
     rng = np.random.default_rng(0)
     model = Model(BatchNorm(momentum=0.3), (3, 2), backend=backend, dtype="float64")
     mean, variance = np.zeros(2), np.ones(2)
@@ -43,7 +41,7 @@ def test_running_statistics_move_by_momentum_to_the_unbiased_moments(backend: Ba
     np.testing.assert_allclose(state["batchnorm.running_variance"], variance, rtol=1e-12)
 
 
-def test_batch_norm_normalises_with_the_running_statistics_otherwise(backend: Backend) -> None:
+def test_batch_norm_normalises_with_the_running_statistics_otherwise(backend):
     rng = np.random.default_rng(0)
     model = Model(BatchNorm(epsilon=1e-3), (2,), backend=backend, dtype="float64")
     state = {
@@ -59,7 +57,7 @@ def test_batch_norm_normalises_with_the_running_statistics_otherwise(backend: Ba
     np.testing.assert_array_equal(backend.to_numpy(model.statistics.sums), 0)
 
 
-def test_group_norm_normalises_each_sample_and_group(backend: Backend) -> None:
+def test_group_norm_normalises_each_sample_and_group(backend):
     x = np.random.default_rng(0).normal(3, 5, size=(4, 3, 3, 6))
     y = Model(GroupNorm(2, epsilon=1e-8), (3, 3, 6), backend=backend, dtype="float64").predict(x)
     groups = y.reshape(4, 9, 2, 3)
@@ -67,7 +65,7 @@ def test_group_norm_normalises_each_sample_and_group(backend: Backend) -> None:
     np.testing.assert_allclose(groups.var(axis=(1, 3)), 1, rtol=1e-7)
 
 
-def test_rms_norm_keeps_the_mean_and_scales_to_a_mean_square_of_1(backend: Backend) -> None:
+def test_rms_norm_keeps_the_mean_and_scales_to_a_mean_square_of_1(backend):
     x = np.random.default_rng(0).normal(3, 5, size=(4, 3, 6))
     model = Model(RMSNorm(epsilon=1e-9), (3, 6), backend=backend, dtype="float64")
     assert set(model.parameters) == {"rmsnorm.gamma"}
@@ -78,7 +76,7 @@ def test_rms_norm_keeps_the_mean_and_scales_to_a_mean_square_of_1(backend: Backe
 
 @each("dtype", ["float32", "float64"])
 @each(("rows", "channels"), [(1, 1), (3, 7), (0, 5), (700, 17), (5, 1030)])
-def test_a_compiled_rms_norm_equals_the_reference(rows: int, channels: int, dtype: str) -> None:
+def test_a_compiled_rms_norm_equals_the_reference(rows, channels, dtype):
     rng = np.random.default_rng(0)
     x, dy = rng.normal(2, 3, size=(2, rows, channels)).astype(dtype)
     gamma = rng.normal(size=channels).astype(dtype)
@@ -98,9 +96,7 @@ def test_a_compiled_rms_norm_equals_the_reference(rows: int, channels: int, dtyp
 
 @each("fuse", [True, False])
 @each("name", ["cpu", "numpy"])
-def test_batch_norm_of_doubles_survives_a_mean_of_a_million_deviations(
-    name: str, fuse: bool
-) -> None:
+def test_batch_norm_of_doubles_survives_a_mean_of_a_million_deviations(name, fuse):
     rng = np.random.default_rng(7)
     deviations = rng.normal(size=(64, 3, 5))
     x = deviations + 1e6

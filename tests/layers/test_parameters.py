@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, create_backend
+from pydtnn.kernels import create_backend
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential, StepContext
 from pydtnn.layers.parameters import ALIGNMENT, Parameter, ParameterBuffer
 from pydtnn.model import Model
@@ -34,7 +34,7 @@ def offset(buffer: ParameterBuffer, p: Parameter) -> int:
 
 
 @each("dtype", ["float32", "float64"])
-def test_every_parameter_starts_on_a_cache_line(dtype: str) -> None:
+def test_every_parameter_starts_on_a_cache_line(dtype):
     parameters, buffer = make([1, 16, 17, 3, 100], 1 << 20, dtype)
     assert [offset(buffer, p) % ALIGNMENT for p in parameters] == [0] * 5
     assert offset(buffer, parameters[1]) == ALIGNMENT
@@ -50,14 +50,14 @@ def test_every_parameter_starts_on_a_cache_line(dtype: str) -> None:
     ],
 )
 def test_a_bucket_is_closed_when_it_is_full_and_ready_with_its_last_parameter(
-    sizes: list[int], lengths: list[int], counts: list[int], ready: list[int]
-) -> None:
+    sizes, lengths, counts, ready
+):
     _, buffer = make(sizes, *lengths)
     assert [len(b.parameters) for b in buffer.buckets] == counts
     assert [b.ready_at for b in buffer.buckets] == ready
 
 
-def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
+def test_buckets_cover_the_flat_arrays_without_gaps():
     parameters, buffer = make([5, 40, 3, 7, 100, 1], 200)
     assert buffer.buckets[0].start == 0
     assert buffer.buckets[-1].stop == buffer.size
@@ -72,7 +72,7 @@ def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
             assert part.shape == by_name[entry.name].shape
 
 
-def test_store_grad_overwrites_or_adds() -> None:
+def test_store_grad_overwrites_or_adds():
     (p,), buffer = make([3], 1 << 20)
     p.store_grad(np.array([1.0, 2.0, 3.0]))
     p.store_grad(np.array([1.0, 1.0, 1.0]))
@@ -88,7 +88,7 @@ def test_store_grad_overwrites_or_adds() -> None:
         p.store_grad(np.array(6.0))
 
 
-def test_initial_values_depend_on_the_seed_and_the_name_alone() -> None:
+def test_initial_values_depend_on_the_seed_and_the_name_alone():
     first = Sequential(Linear(4, name="a"), Linear(3, name="b"))
     second = Sequential(Linear(4, name="c"), ReLU(), Linear(3, name="b"))
     weights = [
@@ -103,7 +103,7 @@ def small_net() -> Sequential:
     return Sequential(Conv2d(5, 3), BatchNorm(), ReLU(), Flatten(), Linear(7), ReLU(), Linear(3))
 
 
-def test_padding_stays_zero_through_training_steps(backend: Backend) -> None:
+def test_padding_stays_zero_through_training_steps(backend):
     model = Model(small_net(), (5, 5, 3), backend=backend, bucket_bytes=256)
     x = np.random.default_rng(0).normal(size=(4, 5, 5, 3)).astype("float32")
     for accumulate in (False, True):
@@ -120,14 +120,14 @@ def test_padding_stays_zero_through_training_steps(backend: Backend) -> None:
     assert (backend.to_numpy(buffer.grads)[~inside] == 0).all()
 
 
-def test_buckets_lie_in_the_order_in_which_backward_completes_them() -> None:
+def test_buckets_lie_in_the_order_in_which_backward_completes_them():
     model = Model(small_net(), (5, 5, 3), backend="numpy")
     layers = [name.split(".")[0] for name in model.parameters]
     expected = ["linear6", "linear6", "linear4", "linear4", "batchnorm1", "batchnorm1"]
     assert layers == [*expected, "conv2d0", "conv2d0"]
 
 
-def test_gradients_can_be_written_to_several_sets_of_arrays() -> None:
+def test_gradients_can_be_written_to_several_sets_of_arrays():
     parameters, buffer = make([3, 20, 5], 64)
     bucket = buffer.buckets[1]
     for slot in (0, 2, 1):

@@ -26,8 +26,8 @@ def passes(model: Model, *xs: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[
 @each("return_sequences", [True, False])
 @each("kind", STACKS)
 def test_a_sample_with_a_length_has_the_outputs_and_gradients_of_its_part_alone(
-    kind: Any, return_sequences: bool
-) -> None:
+    kind, return_sequences
+):
     def make() -> Any:
         options = {"bidirectional": True, "return_sequences": return_sequences, "name": "a"}
         return kind(4, layers=2, **options)
@@ -53,7 +53,7 @@ def test_a_sample_with_a_length_has_the_outputs_and_gradients_of_its_part_alone(
 
 
 @each("kind", STACKS)
-def test_layers_and_directions_are_those_that_their_layers_compute(kind: Any) -> None:
+def test_layers_and_directions_are_those_that_their_layers_compute(kind):
     net = kind(4, layers=2, bidirectional=True, return_sequences=False, dropout=0.5, name="a")
     model = Model(Sequential(net), (5, 3), dtype="float64")
     names = [layer.name for layer in model.layers]
@@ -72,11 +72,11 @@ def small() -> list[Net]:
 
 
 @each("plan", [None, "filter"])
-def test_ranks_train_as_one_does(plan: str | None) -> None:
+def test_ranks_train_as_one_does(plan):
     meshes = [{"data": 3}] if plan is None else [{"filter": 2}]
     check_plan(small, (4, 3), plan=plan, meshes=meshes)
 
 
-def test_a_plan_that_cuts_units_is_refused() -> None:
+def test_a_plan_that_cuts_units_is_refused():
     with pytest.raises(ValueError, match="LSTMLayer cannot be partitioned by filter"):
         check_plan(small, (4, 3), plan={"*.layer0": {"filter": "filter"}}, meshes=[{"filter": 2}])

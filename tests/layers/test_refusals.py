@@ -119,19 +119,19 @@ OPTIONS: list[Case] = [
 
 
 @each(("make", "shape", "words"), OPTIONS)
-def test_options_and_inputs_that_do_not_fit_are_refused(make: Any, shape: Any, words: str) -> None:
+def test_options_and_inputs_that_do_not_fit_are_refused(make, shape, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Model(make(), shape, backend="numpy")
 
 
 @each("make", [lambda: nn.MultiHeadAttention(2), lambda: nn.LSTM(4)])
-def test_models_of_16_bits_have_no_lengths(make: Any) -> None:
+def test_models_of_16_bits_have_no_lengths(make):
     with pytest.raises(ValueError, match="float32 or float64, which represent all lengths"):
         Model(make(), LENGTHS, backend="numpy", dtype="bfloat16")
 
 
 @each("layer", [nn.Dropout(0.4), nn.DotProductAttention(1, dropout=0.4)])
-def test_random_masks_require_the_samples(layer: Any) -> None:
+def test_random_masks_require_the_samples(layer):
     model = Model(layer, (2, 3), backend="numpy")
     with pytest.raises(ValueError, match=f"{type(layer).__name__}: training requires the ids"):
         model.forward(np.ones((2, 2, 3), "float32"), nn.StepContext(training=True))
@@ -139,7 +139,7 @@ def test_random_masks_require_the_samples(layer: Any) -> None:
 
 @each("make", [lambda: nn.MultiHeadAttention(2), lambda: nn.LSTM(4)])
 @each("wrong", [6, -1, 2.5, np.nan])
-def test_numbers_that_are_no_lengths_are_named_with_the_sample(make: Any, wrong: float) -> None:
+def test_numbers_that_are_no_lengths_are_named_with_the_sample(make, wrong):
     model = Model(make(), LENGTHS, backend="cpu", dtype="float64")
     lengths = np.array([[3.0], [5], [wrong], [1]])
     context = nn.StepContext(training=False, samples=np.array([7, 8, 30, 9]))

@@ -18,7 +18,7 @@ def rotated(base: float, *xs: np.ndarray, heads: int) -> np.ndarray:
     return np.moveaxis(y.reshape(n, length, 3, heads, -1), 2, 0)
 
 
-def test_a_pair_turns_by_the_angle_of_its_position_and_place() -> None:
+def test_a_pair_turns_by_the_angle_of_its_position_and_place():
     x = np.random.default_rng(0).normal(size=(2, 5, 8))
     queries, keys, values = rotated(50.0, x, x, x, heads=2)
     pairs = x.reshape(2, 5, 2, 2, 2)  # two heads of E = 4, whose pairs are i and i + 2
@@ -30,7 +30,7 @@ def test_a_pair_turns_by_the_angle_of_its_position_and_place() -> None:
     np.testing.assert_array_equal(values, x.reshape(values.shape))
 
 
-def test_consecutive_heads_share_keys_and_values() -> None:
+def test_consecutive_heads_share_keys_and_values():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, 3, heads * 2)) for heads in (6, 2, 2))
     _, keys, values = rotated(10.0, q, k, v, heads=6)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels import Backend
 from pydtnn.layers import (
     AvgPool1d,
     AvgPool3d,
@@ -37,9 +35,7 @@ from tests.each import each
         ((Conv3d(5, (1, 3, 3), padding=(0, 1, 1)), MaxPool3d((1, 2, 2))), (1, 6, 7, 3)),
     ],
 )
-def test_signals_and_planes_are_convolved_and_pooled_like_images(
-    layers: tuple[Layer, ...], shape: tuple[int, ...], dtype: str, backend: Backend
-) -> None:
+def test_signals_and_planes_are_convolved_and_pooled_like_images(layers, shape, dtype, backend):
     x = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
     model = Model(Sequential(*copy.deepcopy(layers)), shape, backend=backend, dtype=dtype)
     row = len(shape) == 2
@@ -72,5 +68,5 @@ def volumes() -> list[Layer]:
         (volumes, None, {"data": 3}),
     ],
 )
-def test_ranks_train_on_signals_and_volumes_as_one_does(net: Any, plan: Any, mesh: Any) -> None:
+def test_ranks_train_on_signals_and_volumes_as_one_does(net, plan, mesh):
     check_plan(net, (13, 2) if net is small else (5, 6, 5, 2), plan, meshes=[mesh])

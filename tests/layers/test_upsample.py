@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels import Backend
 from pydtnn.layers import Conv2d, ConvTranspose2d, Flatten, Layer, Linear, ReLU, Upsample
 from pydtnn.model import Model
 from pydtnn.testing import check_plan
@@ -33,9 +32,7 @@ def loops(x: np.ndarray, w: np.ndarray, layer: Any) -> np.ndarray:
 
 
 @each(("layer", "shape"), [c for c in LAYERS["enlarging"] if isinstance(c[0], ConvTranspose2d)])
-def test_a_transposed_convolution_is_a_sum_of_its_filters(
-    layer: Any, shape: tuple[int, ...], backend: Backend
-) -> None:
+def test_a_transposed_convolution_is_a_sum_of_its_filters(layer, shape, backend):
     layer = copy.deepcopy(layer)
     model = Model(layer, shape, backend=backend, dtype="float64")
     rng = np.random.default_rng(0)
@@ -47,14 +44,14 @@ def test_a_transposed_convolution_is_a_sum_of_its_filters(
     np.testing.assert_allclose(model.predict(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_nearest_repeats_pixels_exactly(backend: Backend) -> None:
+def test_nearest_repeats_pixels_exactly(backend):
     x = np.random.default_rng(0).normal(size=(2, 3, 2, 5)).astype("float32")
     y = Model(Upsample((3, 2)), x.shape[1:], backend=backend).predict(x)
     np.testing.assert_array_equal(y, x.repeat(3, axis=1).repeat(2, axis=2))
 
 
 @each("factor", [1, 2, 3, 4, 7])
-def test_bilinear_interpolates_between_the_centres_of_pixels(factor: int, backend: Backend) -> None:
+def test_bilinear_interpolates_between_the_centres_of_pixels(factor, backend):
     x = np.random.default_rng(0).normal(size=(2, 4, 5, 3))
     y = Model(Upsample(factor, "bilinear"), x.shape[1:], backend=backend, dtype="float64").predict(
         x
@@ -76,5 +73,5 @@ def decoder() -> list[Layer]:
     ("plan", "meshes"),
     [(None, [{"data": 2}]), ("alternate", [{"model": 2}]), ("spatial", [{"spatial": 2}])],
 )
-def test_ranks_train_a_decoder_as_one_does(plan: Any, meshes: list[dict[str, int]]) -> None:
+def test_ranks_train_a_decoder_as_one_does(plan, meshes):
     check_plan(decoder, (6, 8, 2), plan, meshes=meshes)

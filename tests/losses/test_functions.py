@@ -1,7 +1,5 @@
 """Losses: values by hand, gradients by finite differences, targets, bad input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

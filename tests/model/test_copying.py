@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.layers import GRU, Dropout, Flatten, Linear, Residual, Sequential
 from pydtnn.model import Model
 from pydtnn.parallel.mesh import Mesh
@@ -34,7 +33,7 @@ def trained(model: Model, epochs: int = 1) -> dict[str, str]:
 
 
 @each("make", COPY.values())
-def test_a_copy_trains_as_the_model_and_changes_nothing_of_it(make: Any) -> None:
+def test_a_copy_trains_as_the_model_and_changes_nothing_of_it(make):
     model = small_model()
     trained(model)
     model.freeze("conv2d0")
@@ -51,7 +50,7 @@ def test_a_copy_trains_as_the_model_and_changes_nothing_of_it(make: Any) -> None
 
 
 @each("make", COPY.values())
-def test_layers_in_others_twice_and_changed_later_are_copied(make: Any) -> None:
+def test_layers_in_others_twice_and_changed_later_are_copied(make):
     shared = Linear(6)
     net = Sequential(GRU(3, bidirectional=True), shared, Residual(shared, Dropout(0.1)), Flatten())
     model = Model(net, (4, 5), backend="numpy", dtype="float64", seed=3)
@@ -66,7 +65,7 @@ def test_layers_in_others_twice_and_changed_later_are_copied(make: Any) -> None:
 
 
 @pytest.mark.threads(2)
-def test_a_model_of_which_ranks_have_parts_is_not_copied(comm: Communicator) -> None:
+def test_a_model_of_which_ranks_have_parts_is_not_copied(comm):
     model = Model(Sequential(Flatten(), Linear(4)), (5,), mesh=Mesh(comm, filter=2))
     for make in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"^Model: expected a model that each rank has as a"):
@@ -91,7 +90,7 @@ class Tensor:
         return self.values
 
 
-def test_tensors_of_other_libraries_are_predicted() -> None:
+def test_tensors_of_other_libraries_are_predicted():
     model, x = small_model(), np.random.default_rng(0).random((3, 5, 5, 2))
     np.testing.assert_array_equal(model.predict(Tensor(x)), model.predict(x))
     np.testing.assert_array_equal(model.predict(x.tolist()), model.predict(x))

@@ -55,7 +55,7 @@ def draw(*shape: int) -> np.ndarray:
 
 
 @each("backend", ["cpu", "numpy"])
-def test_factors_of_products_are_rounded_and_nothing_else(backend: str) -> None:
+def test_factors_of_products_are_rounded_and_nothing_else(backend):
     model = Model(nn.Linear(6), (40,), backend=backend, formats=ALL, input_gradient=True)
     x, dy = draw(5, 40), draw(5, 6) / 1000
     y, saved = model.forward(x, CONTEXT)
@@ -74,7 +74,7 @@ def test_factors_of_products_are_rounded_and_nothing_else(backend: str) -> None:
 
 
 @each("formats", [ALL, RANDOM])
-def test_fusion_recomputation_and_repetition_do_not_change_it(formats: str) -> None:
+def test_fusion_recomputation_and_repetition_do_not_change_it(formats):
     """Fused norms sum in another order, which may round an element to a neighbour."""
     x, dy = draw(5, *IMAGE), draw(5, 4)
     first = Model(network(), IMAGE, formats=formats)
@@ -87,7 +87,7 @@ def test_fusion_recomputation_and_repetition_do_not_change_it(formats: str) -> N
         assert np.linalg.norm(found - array) < 0.1 * np.linalg.norm(array) + 1e-5
 
 
-def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters() -> None:
+def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters():
     x, formats = draw(5, *IMAGE), "weights=e2m1:8,activations=e5m10:stochastic"
     models = [Model(network(), IMAGE, formats=formats, fuse=fuse) for fuse in (True, False)]
     evaluation = nn.StepContext(training=False)
@@ -102,7 +102,7 @@ def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters() -> 
     assert abs(float32 - plain).max() > 0.05
 
 
-def test_random_rounding_depends_on_samples_and_epoch_only() -> None:
+def test_random_rounding_depends_on_samples_and_epoch_only():
     x = draw(5, *IMAGE)
     model = Model(network(), IMAGE, formats="activations=e2m1:stochastic:none")
     whole, _ = model.forward(x, nn.StepContext(training=True, samples=np.arange(5)))
@@ -113,7 +113,7 @@ def test_random_rounding_depends_on_samples_and_epoch_only() -> None:
 
 
 @pytest.mark.threads(3)
-def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm: Communicator) -> None:
+def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, *IMAGE)).astype("float32"), rng.integers(0, 4, 48)
 
@@ -143,15 +143,13 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm: Commu
         ("messages=e4m3", "float32", "messages are those of a scheme"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(formats: str, dtype: str, reason: str) -> None:
+def test_what_cannot_be_rounded_is_refused(formats, dtype, reason):
     with pytest.raises(ValueError, match=reason):
         Model(nn.Linear(2), (3,), dtype=dtype, formats=formats)
 
 
 @pytest.mark.threads(2)
-def test_state_of_which_ranks_have_parts_is_refused_and_messages_are_the_compressor_float(
-    comm: Communicator,
-) -> None:
+def test_state_of_which_ranks_have_parts_is_refused_and_messages_are_the_compressor_float(comm):
     model = Model(network(), IMAGE, formats="optimizer=e4m3")
     with pytest.raises(ValueError, match="requires whole arrays on each rank"):
         Trainer(model, SGD(0.1), loss="cross_entropy", exchange=ShardedOptimizer(comm))
@@ -160,7 +158,7 @@ def test_state_of_which_ranks_have_parts_is_refused_and_messages_are_the_compres
     assert options == expected | dict.fromkeys(("finite", "scaled", "stochastic"), True)
 
 
-def test_optimizer_state_is_rounded_after_each_update_and_repeats() -> None:
+def test_optimizer_state_is_rounded_after_each_update_and_repeats():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, *IMAGE)).astype("float32"), rng.integers(0, 4, 48)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
-from pydtnn.kernels import Backend
 from pydtnn.layers import (
     BatchNorm,
     Conv2d,
@@ -71,7 +69,7 @@ def train(model: Model, *, comm: Communicator | None = None, **options: Any) -> 
 
 @each("fuse", [True, False])
 @each("dtype", ["float32", "bfloat16"])
-def test_frozen_values_and_statistics_do_not_change(fuse: bool, dtype: str) -> None:
+def test_frozen_values_and_statistics_do_not_change(fuse, dtype):
     model = Model(network(), SHAPE, dtype=dtype, fuse=fuse)
     model.freeze("stem", "body.0.body.a")
     before = values(model)
@@ -85,7 +83,7 @@ def test_frozen_values_and_statistics_do_not_change(fuse: bool, dtype: str) -> N
     assert values(model)[mean] != before[mean]
 
 
-def test_freezing_equals_a_learning_rate_of_0(backend: Backend) -> None:
+def test_freezing_equals_a_learning_rate_of_0(backend):
     """Without batch norm, the only difference is the work that is saved."""
     frozen, slow = (Model(network(norm=False), SHAPE, backend=backend) for _ in range(2))
     frozen.freeze("stem", "head.b")
@@ -96,7 +94,7 @@ def test_freezing_equals_a_learning_rate_of_0(backend: Backend) -> None:
 
 
 @pytest.mark.threads(2)
-def test_only_trainable_parameters_are_sent(comm: Communicator) -> None:
+def test_only_trainable_parameters_are_sent(comm):
     model = Model(network(norm=False), SHAPE)
     trainer = train(model, comm=comm)
     sent, gradients = [], []
@@ -113,9 +111,7 @@ def test_only_trainable_parameters_are_sent(comm: Communicator) -> None:
 
 
 @each("fuse", [True, False])
-def test_gradients_through_frozen_layers_are_the_same(
-    backend: Backend, rng: np.random.Generator, fuse: bool
-) -> None:
+def test_gradients_through_frozen_layers_are_the_same(backend, rng, fuse):
     """Norms that use running statistics pass a gradient as in evaluation."""
     x, dy = rng.normal(size=(3, *SHAPE)), rng.normal(size=(3, 3))
     found = []
@@ -133,7 +129,7 @@ def test_gradients_through_frozen_layers_are_the_same(
     np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
 
 
-def test_layers_that_run_no_backward_keep_nothing() -> None:
+def test_layers_that_run_no_backward_keep_nothing():
     model = Model(network(norm=False), SHAPE, backend="numpy")
     model.freeze("stem", "body")
     _, residuals = model.forward(np.ones((2, *SHAPE), "float32"), StepContext(training=True))
@@ -141,7 +137,7 @@ def test_layers_that_run_no_backward_keep_nothing() -> None:
 
 
 @each("fuse", [True, False])
-def test_a_frozen_norm_uses_its_running_statistics(rng: np.random.Generator, fuse: bool) -> None:
+def test_a_frozen_norm_uses_its_running_statistics(rng, fuse):
     model = Model(network(), SHAPE, dtype="float64", fuse=fuse)
     train(model)
     model.freeze("*bn")
@@ -150,7 +146,7 @@ def test_a_frozen_norm_uses_its_running_statistics(rng: np.random.Generator, fus
     np.testing.assert_allclose(training, model.predict(x), rtol=1e-9)
 
 
-def test_more_may_be_frozen_and_thawed_between_two_calls_of_fit() -> None:
+def test_more_may_be_frozen_and_thawed_between_two_calls_of_fit():
     model = Model(network(norm=False), SHAPE)
     trainer = train(model)
     velocity = trainer.optimizer.state()
@@ -171,7 +167,7 @@ def test_more_may_be_frozen_and_thawed_between_two_calls_of_fit() -> None:
 
 
 @pytest.mark.threads(2)
-def test_all_ranks_freeze_the_same_and_have_the_weights_of_rank_0(comm: Communicator) -> None:
+def test_all_ranks_freeze_the_same_and_have_the_weights_of_rank_0(comm):
     model = Model(network(), SHAPE, seed=comm.rank)
     model.freeze("stem", "body")
     first = Model(network(), SHAPE, seed=0).state()
@@ -183,9 +179,7 @@ def test_all_ranks_freeze_the_same_and_have_the_weights_of_rank_0(comm: Communic
 
 
 @pytest.mark.threads(1, 2)
-def test_a_run_with_frozen_layers_continues_to_the_same_bytes(
-    comm: Communicator, shared_path: Path
-) -> None:
+def test_a_run_with_frozen_layers_continues_to_the_same_bytes(comm, shared_path):
     def trainer(freeze: bool) -> Trainer:
         model = Model(network(), SHAPE)
         if freeze:
@@ -213,12 +207,12 @@ def test_a_run_with_frozen_layers_continues_to_the_same_bytes(
         ((3,), "expected names of layers as text, got 3"),
     ],
 )
-def test_names_that_match_nothing_are_refused(names: tuple[Any, ...], words: str) -> None:
+def test_names_that_match_nothing_are_refused(names, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Model(network(), SHAPE).freeze(*names)
 
 
-def test_models_that_cannot_be_trained_and_assignments_are_refused() -> None:
+def test_models_that_cannot_be_trained_and_assignments_are_refused():
     model = Model(network(), SHAPE)
     p, layer = model.parameters["head.w"], model.layers[-1]
     with pytest.raises(AttributeError, match=r"use model.freeze\('head.w'\)"):
@@ -233,7 +227,7 @@ def test_models_that_cannot_be_trained_and_assignments_are_refused() -> None:
         train(model)
 
 
-def test_the_summary_counts_what_is_trained() -> None:
+def test_the_summary_counts_what_is_trained():
     model = Model(network(), SHAPE)
     whole = model.summary(8, slots=1)
     model.freeze("stem", "body")
@@ -244,9 +238,7 @@ def test_the_summary_counts_what_is_trained() -> None:
 
 
 @pytest.mark.threads(2)
-def test_a_run_that_was_loaded_may_be_frozen_before_it_continues(
-    comm: Communicator, shared_path: Path
-) -> None:
+def test_a_run_that_was_loaded_may_be_frozen_before_it_continues(comm, shared_path):
     """The scheme's own arrays are those of the buckets that remain."""
 
     def trainer() -> Trainer:
@@ -265,7 +257,7 @@ def test_a_run_that_was_loaded_may_be_frozen_before_it_continues(
     assert (second.model.state()["head.w"] != first.model.state()["head.w"]).any()
 
 
-def test_steps_and_checkpoints_wait_for_the_next_fit(tmp_path: Path) -> None:
+def test_steps_and_checkpoints_wait_for_the_next_fit(tmp_path):
     trainer = train(Model(network(norm=False), SHAPE))
     trainer.model.freeze("stem")
     batch = next(iter(trainer.setup.loader(data(), 8, 1).epoch(0)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from pydtnn.layers import (
     Conv2d,
     Flatten,
     Identity,
-    Layer,
     LeakyReLU,
     MaxPool2d,
     Net,
@@ -56,9 +54,7 @@ def both(name: str, backend: Backend = NUMPY, dtype: str = "float64") -> tuple[M
 @pytest.mark.few(32)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", NETS)
-def test_outputs_and_gradients_are_those_of_the_plain_network(
-    backend: Backend, name: str, training: bool
-) -> None:
+def test_outputs_and_gradients_are_those_of_the_plain_network(backend, name, training):
     plain, fused = both(name, backend)
     assert_same(passes(fused, training=training), passes(plain, training=training), SAME)
 
@@ -72,15 +68,13 @@ def test_outputs_and_gradients_are_those_of_the_plain_network(
     ],
 )
 @each("name", SOME)
-def test_float32_micro_batches_and_empty_batches_agree(
-    backend: Backend, name: str, dtype: str, options: Any, tolerance: float
-) -> None:
+def test_float32_micro_batches_and_empty_batches_agree(backend, name, dtype, options, tolerance):
     plain, fused = both(name, backend, dtype)
     assert_same(passes(fused, **options), passes(plain, **options), tolerance)
 
 
 @each("name", NETS)
-def test_inference_names_and_state_do_not_depend_on_fusion(backend: Backend, name: str) -> None:
+def test_inference_names_and_state_do_not_depend_on_fusion(backend, name):
     plain, fused = both(name, backend)
     x = np.random.default_rng(3).normal(size=(5, *IMAGE))
     results = ((y,) if isinstance(y := m.predict(x), np.ndarray) else y for m in (fused, plain))
@@ -116,12 +110,12 @@ UNIT = ["FusedConv2d", "NormAddReLU"]
         ),
     ],
 )
-def test_layers_are_fused_with_their_neighbours(net: Callable[[], Net], expected: Any) -> None:
+def test_layers_are_fused_with_their_neighbours(net, expected):
     assert kinds(net()) == expected
 
 
 @each("relu", [ReLU, ReLU6, LeakyReLU])
-def test_a_relu_between_a_convolution_and_a_max_pool_runs_after_it(relu: type[Layer]) -> None:
+def test_a_relu_between_a_convolution_and_a_max_pool_runs_after_it(relu):
     def net(padding: int = 1) -> Net:
         return Sequential(conv(4), relu(), MaxPool2d(3, stride=2, padding=padding), Flatten())
 
@@ -133,7 +127,7 @@ def test_a_relu_between_a_convolution_and_a_max_pool_runs_after_it(relu: type[La
     assert sum(kept) < sum(forecast_memory(plain, 16).kept)
 
 
-def test_a_limited_relu_is_deferred_where_convolutions_apply_masks() -> None:
+def test_a_limited_relu_is_deferred_where_convolutions_apply_masks():
     units = NETS["norm and ReLU6"]
     assert kinds(units()) == [*UNIT * 2, "FusedConv2d", "MaxPool2d", "ReLU6"]
     without = replace(create_backend("numpy"), gates=False)
@@ -141,7 +135,7 @@ def test_a_limited_relu_is_deferred_where_convolutions_apply_masks() -> None:
     assert [type(layer).__name__ for layer in model.layers].count("ReLU6") == 3
 
 
-def test_a_convolution_of_a_users_own_gets_arrays() -> None:
+def test_a_convolution_of_a_users_own_gets_arrays():
     class Own(Conv2d):
         def forward(self, *xs, context):
             assert not any(isinstance(x, Deferred) for x in xs)
@@ -152,9 +146,7 @@ def test_a_convolution_of_a_users_own_gets_arrays() -> None:
     assert passes(model)["y0"].shape == (3, 6, 4, 2)
 
 
-def test_a_deferred_output_with_one_reader_is_stored_only_where_memory_is_cheap(
-    backend: Backend,
-) -> None:
+def test_a_deferred_output_with_one_reader_is_stored_only_where_memory_is_cheap(backend):
     model = both("biased convolution and norm", backend)[1]
     context = StepContext(training=True)
     _, residuals = model.forward(np.ones((2, *IMAGE)), context)

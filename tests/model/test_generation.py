@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.kernels import Backend
 from pydtnn.layers import Embedding, Linear, MultiHeadAttention, Sequential
 from pydtnn.model import Model, generate
 from pydtnn.model.generation import Cached, draw
@@ -40,7 +39,7 @@ def after(model: Model, text: np.ndarray) -> np.ndarray:
 
 
 @each("name", NAMES)
-def test_without_temperature_each_token_is_the_most_likely_one(name: str) -> None:
+def test_without_temperature_each_token_is_the_most_likely_one(name):
     model, begin = made(name), np.array([[1, 2], [7, 0], [3, 3]])
     text = generate(model, begin, 9, temperature=0)  # beyond the length of the model's sequences
     np.testing.assert_array_equal(text[:, :2], begin)
@@ -50,9 +49,7 @@ def test_without_temperature_each_token_is_the_most_likely_one(name: str) -> Non
 
 
 @each("name", ["gpt_nano", "llama_nano", "moe_gpt_nano"])
-def test_logits_of_one_position_with_a_cache_are_those_of_all_positions(
-    name: str, backend: Backend
-) -> None:
+def test_logits_of_one_position_with_a_cache_are_those_of_all_positions(name, backend):
     model = made(name, backend=backend)
     text = np.random.default_rng(2).integers(TOKENS, size=(3, LENGTH))
     assert Cached.fits(model)
@@ -63,7 +60,7 @@ def test_logits_of_one_position_with_a_cache_are_those_of_all_positions(
         np.testing.assert_allclose(cache.logits, after(model, text[:, :n]), rtol=0, atol=1e-12)
 
 
-def test_a_seed_gives_the_same_texts_and_another_one_others() -> None:
+def test_a_seed_gives_the_same_texts_and_another_one_others():
     model, begin = made("llama_nano"), np.tile([4, 1], (8, 1))
     texts = generate(model, begin, 8, seed=3)
     np.testing.assert_array_equal(generate(model, begin, 8, seed=3), texts)
@@ -87,9 +84,7 @@ def test_a_seed_gives_the_same_texts_and_another_one_others() -> None:
         ({"temperature": 0}, [1, 0, 0, 0]),
     ],
 )
-def test_tokens_are_drawn_with_the_probabilities_of_those_that_are_left(
-    options: dict[str, float], expected: Any
-) -> None:
+def test_tokens_are_drawn_with_the_probabilities_of_those_that_are_left(options, expected):
     places = [2, 0, 3, 1]  # of the tokens, from the most to the least likely
     logits = np.empty(4)
     logits[places] = np.log([0.5, 0.25, 0.15, 0.1]) + 7
@@ -101,7 +96,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_those_that_are_left(
     np.testing.assert_allclose(found, expected, rtol=0, atol=1 / count)
 
 
-def test_all_ranks_of_a_mesh_get_the_texts_of_one() -> None:
+def test_all_ranks_of_a_mesh_get_the_texts_of_one():
     run = partial(generate, tokens=[5, 2, 8], count=6, seed=1)
     expected = run(made("llama_nano"))
 
@@ -124,14 +119,12 @@ def test_all_ranks_of_a_mesh_get_the_texts_of_one() -> None:
         ([1], {"top_p": 0}, "generate: top_p must be above 0"),
     ],
 )
-def test_invalid_arguments_are_refused(
-    tokens: list[float], options: dict[str, Any], message: str
-) -> None:
+def test_invalid_arguments_are_refused(tokens, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         generate(made("gpt_nano"), tokens, 1, **options)
 
 
-def test_networks_that_do_not_predict_the_next_token_are_refused() -> None:
+def test_networks_that_do_not_predict_the_next_token_are_refused():
     both = Sequential(Embedding(5, 4), MultiHeadAttention(2, name="a"), Linear(5))
     with pytest.raises(ValueError, match=r"a\.attention is not causal; use causal=True"):
         generate(Model(both, (6,), backend="numpy"), [1], 1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.layers import (
     Add,
     Branches,
@@ -29,7 +27,7 @@ from tests.each import each
 from tests.model.networks import IMAGE, NETS, Wired, assert_same, passes
 
 
-def test_a_layer_belongs_to_one_model() -> None:
+def test_a_layer_belongs_to_one_model():
     net = Sequential(Linear(3))
     Model(net, (3,), backend="numpy")
     with pytest.raises(ValueError, match="expected a new Linear, got linear0 of another"):
@@ -49,12 +47,12 @@ def test_a_layer_belongs_to_one_model() -> None:
         ),
     ],
 )
-def test_names_are_unique_and_layers_are_instances(net: Callable[[], Any], words: str) -> None:
+def test_names_are_unique_and_layers_are_instances(net, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Model(net(), (3,), backend="numpy")
 
 
-def test_names_within_unnamed_blocks_added_by_hand_are_numbered() -> None:
+def test_names_within_unnamed_blocks_added_by_hand_are_numbered():
     def wire(graph: Graph, x: Node) -> Node:
         for _ in range(2):
             body = Sequential(Linear(3, name="fc"), ReLU())
@@ -66,7 +64,7 @@ def test_names_within_unnamed_blocks_added_by_hand_are_numbered() -> None:
     assert names == [*once, *(f"{name}_1" for name in once)]
 
 
-def test_a_number_that_is_a_name_already_is_left_out() -> None:
+def test_a_number_that_is_a_name_already_is_left_out():
     def wire(graph: Graph, x: Node) -> Node:
         x = graph.add(ReLU(name="relu_1"), graph.add(ReLU(), x))
         return graph.add(ReLU(), x)
@@ -75,7 +73,7 @@ def test_a_number_that_is_a_name_already_is_left_out() -> None:
     assert [layer.name for layer in model.layers] == ["relu", "relu_1", "relu_2"]
 
 
-def test_an_output_that_nobody_reads_is_refused() -> None:
+def test_an_output_that_nobody_reads_is_refused():
     def wire(graph: Graph, x: Node) -> Node:
         graph.add(Linear(3, name="lost"), x)
         return graph.add(Linear(2), x)
@@ -102,12 +100,12 @@ class Declares(Identity):
 
 
 @each("shape", [None, [2], (2.0,)])
-def test_a_build_that_does_not_return_a_shape_is_told(shape: Any) -> None:
+def test_a_build_that_does_not_return_a_shape_is_told(shape):
     with pytest.raises(ValueError, match="Declares: build must return the output shape as a tuple"):
         Model(Sequential(Declares("", shape), Linear(2)), (2,), backend="numpy")
 
 
-def test_parameters_have_different_names_and_are_declared_in_build() -> None:
+def test_parameters_have_different_names_and_are_declared_in_build():
     Model(Declares("ab", (2,)), (2,), backend="numpy")
     with pytest.raises(
         ValueError, match="declares: Declares: names of parameters must be unique, got b twice; ren"
@@ -117,7 +115,7 @@ def test_parameters_have_different_names_and_are_declared_in_build() -> None:
         Declares("a", (2,), early=True)
 
 
-def test_only_what_lies_behind_parameters_needs_a_gradient() -> None:
+def test_only_what_lies_behind_parameters_needs_a_gradient():
     net = Sequential(Flatten(), Tanh(), Linear(3), ReLU(), Linear(2))
     needs = [layer.needs_dx for layer in Model(net, (3,), backend="numpy").layers]
     assert needs == [False, False, False, True, True]
@@ -147,9 +145,7 @@ def test_only_what_lies_behind_parameters_needs_a_gradient() -> None:
         ),
     ],
 )
-def test_layers_work_in_place_on_arrays_that_nothing_else_reads(
-    net: tuple[Any, ...], forward: str, backward: str
-) -> None:
+def test_layers_work_in_place_on_arrays_that_nothing_else_reads(net, forward, backward):
     layers = Model(Sequential(*net), (3,), backend="numpy").layers
     assert [layer.name for layer in layers if layer.overwrites_input] == forward.split()
     assert [layer.name for layer in layers if layer.overwrites_dy] == backward.split()
@@ -159,9 +155,7 @@ def test_layers_work_in_place_on_arrays_that_nothing_else_reads(
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("input_gradient", [True, False])
-def test_working_in_place_changes_no_result(
-    name: str, training: bool, input_gradient: bool, backend: Backend
-) -> None:
+def test_working_in_place_changes_no_result(name, training, input_gradient, backend):
     def build() -> Model:
         options: Any = {"backend": backend, "dtype": "float64", "input_gradient": input_gradient}
         return Model(NETS[name](), IMAGE, fuse=False, **options)
@@ -173,7 +167,7 @@ def test_working_in_place_changes_no_result(
     assert_same(passes(build(), training=training), passes(careful, training=training), 1e-12)
 
 
-def test_arrays_between_layers_have_the_models_dtype_and_c_order(backend: Backend) -> None:
+def test_arrays_between_layers_have_the_models_dtype_and_c_order(backend):
     model = Model(NETS["undeclared"](), IMAGE, backend=backend)
     seen = []
 

@@ -70,7 +70,7 @@ def gradients(model: Model, halves: bool, accumulate: bool) -> list[np.ndarray]:
 @each("backend", ["numpy", "cpu"])
 @each("fuse", [False, True])
 @each("name", ALL)
-def test_two_halves_have_the_bits_of_one_piece(name: str, fuse: bool, backend: str) -> None:
+def test_two_halves_have_the_bits_of_one_piece(name, fuse, backend):
     net, shape = ALL[name]
     device = create_backend(backend, threads=1, tuning="fixed")
     options: dict[str, Any] = {"input_gradient": name != "gpt", "fuse": fuse}
@@ -83,7 +83,7 @@ def test_two_halves_have_the_bits_of_one_piece(name: str, fuse: bool, backend: s
 
 
 @each(("frozen", "empty"), [((), [True, True, False]), (("b",), [True, True, True])])
-def test_layers_keep_for_the_second_half_what_it_needs(frozen: Any, empty: list[bool]) -> None:
+def test_layers_keep_for_the_second_half_what_it_needs(frozen, empty):
     model = Model(Sequential(Doubled(5), Linear(3, name="b")), (7,), dtype="float64")
     if frozen:
         model.freeze(*frozen)

@@ -26,13 +26,13 @@ IMAGE = (32, 32, 3)
 
 
 @each("fuse", [True, False])
-def test_statistics_of_float64_have_two_parts_in_the_dry_run_too(fuse: bool) -> None:
+def test_statistics_of_float64_have_two_parts_in_the_dry_run_too(fuse):
     net = nn.Sequential(nn.Conv2d(4, 3), nn.BatchNorm(), nn.ReLU(), nn.Conv2d(4, 3), nn.BatchNorm())
     model = Model(net, (6, 6, 4), backend="numpy", dtype="float64", fuse=fuse)
     assert sum(forecast_memory(model, 5).kept) >= 5 * (6 * 6 + 4 * 4) * 4 * 8
 
 
-def test_each_array_is_counted_once() -> None:
+def test_each_array_is_counted_once():
     net = nn.Sequential(nn.Linear(10), nn.ReLU(), nn.Residual(nn.Linear(10)), nn.Linear(10))
     memory = forecast_memory(Model(net, (10,), backend="numpy"), 4)
     row = 4 * 10 * 4
@@ -40,7 +40,7 @@ def test_each_array_is_counted_once() -> None:
     assert memory.kept == (0, row, row, 0, 0, row)
 
 
-def test_the_flat_arrays_are_counted_with_their_padding() -> None:
+def test_the_flat_arrays_are_counted_with_their_padding():
     memory = forecast_memory(Model(nn.Linear(3), (5,), backend="numpy"), 2)
     assert isinstance(memory, Memory)
     assert memory.parameters == memory.gradients == 128  # 15 and 3 numbers, a line of 64 B each
@@ -80,27 +80,23 @@ IMAGE_NETS: dict[str, Callable[[], nn.Net]] = {
 @each(("batch", "optimizer"), [(16, SGD(0.1)), (33, SGD(0.1, momentum=0.9))])
 @each("fuse", [True, False])
 @each("name", IMAGE_NETS)
-def test_the_peak_of_the_pool_is_forecast_to_the_byte(
-    name: str, fuse: bool, batch: int, optimizer: Optimizer
-) -> None:
+def test_the_peak_of_the_pool_is_forecast_to_the_byte(name, fuse, batch, optimizer):
     check_pool(IMAGE_NETS[name](), fuse, batch, optimizer)
 
 
-def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are() -> None:
+def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are():
     check_pool(IMAGE_NETS["cnn"](), True, 8, Adam(0.001))
 
 
 @each("recompute", [2, "auto"])
 @each("fuse", [True, False])
 @each("name", ["resnet20", "vit", "all kinds"])
-def test_the_peak_with_recomputation_is_forecast_to_the_byte(
-    name: str, fuse: bool, recompute: int | str
-) -> None:
+def test_the_peak_with_recomputation_is_forecast_to_the_byte(name, fuse, recompute):
     check_pool(IMAGE_NETS[name](), fuse, 16, SGD(0.1), recompute=recompute)
 
 
 @each("recompute", [None, 3])
-def test_the_peak_with_volumes_contains_the_planes_of_their_kernels(recompute: int | None) -> None:
+def test_the_peak_with_volumes_contains_the_planes_of_their_kernels(recompute):
     net = nn.Sequential(
         *(nn.Conv3d(8, 3, padding=1), nn.BatchNorm(), nn.ReLU(), nn.MaxPool3d(2)),
         *(nn.Conv3d(16, 3, padding=1, bias=False), nn.ReLU(), nn.GlobalAvgPool3d(), nn.Linear(10)),
@@ -171,9 +167,7 @@ print(grown, forecast_memory(model, batch, slots=1).resident)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 @each(("name", "batch"), [("resnet20", 270), ("vgg11_bn", 256)])
-def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
-    name: str, batch: int
-) -> None:
+def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(name, batch):
     command = [sys.executable, "-c", GROWTH, name, str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     grown, forecast = map(int, done.stdout.split())
@@ -182,13 +176,13 @@ def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
 
 
 @each(("threads", "arrays"), [(1, 2), (2, 14)])
-def test_a_single_thread_has_two_parts_of_a_gradient_of_filters(threads: int, arrays: int) -> None:
+def test_a_single_thread_has_two_parts_of_a_gradient_of_filters(threads, arrays):
     backend = create_backend("cpu", threads=threads, tuning="fixed")
     model = Model(nn.Conv2d(192, 16, stride=16, bias=False), (224, 224, 3), backend=backend)
     assert forecast_memory(model, 1).scratch == arrays * 4 * 192 * 16 * 16 * 3 + (threads << 20)
 
 
-def test_scratch_memory_of_attention_grows_with_the_positions_and_not_their_square() -> None:
+def test_scratch_memory_of_attention_grows_with_the_positions_and_not_their_square():
     backend = create_backend("cpu", threads=1, tuning="direct")
     few, many = (
         forecast_memory(Model(nn.MultiHeadAttention(1), (length, 64), backend=backend), 1).scratch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,9 +80,7 @@ def passes(dtype: str, *, backend: Backend = NUMPY, fuse: bool = True) -> list[n
 
 @each("fuse", [False, True])
 @each("dtype", HALVES)
-def test_outputs_and_gradients_are_those_of_float32_within_the_precision(
-    dtype: str, fuse: bool, backend: Backend
-) -> None:
+def test_outputs_and_gradients_are_those_of_float32_within_the_precision(dtype, fuse, backend):
     results = passes(dtype, backend=backend, fuse=fuse)
     for got, want in zip(results, passes("float32"), strict=True):
         assert got.dtype == "float32"
@@ -120,7 +117,7 @@ def fit(trainer: Trainer, epochs: int = 2) -> list[float]:
 @pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_reaches_the_loss_of_float32(name: str, dtype: str) -> None:
+def test_training_reaches_the_loss_of_float32(name, dtype):
     options = {"sgd": {"lr": 0.05}, "lars": {"lr": 0.05, "trust": 0.05}, "lamb": {"lr": 0.01}}
     given = options.get(name, {"lr": 0.002})
     losses, expected = (
@@ -131,7 +128,7 @@ def test_training_reaches_the_loss_of_float32(name: str, dtype: str) -> None:
     assert losses != expected
 
 
-def test_parameters_and_all_that_updates_them_are_float32() -> None:
+def test_parameters_and_all_that_updates_them_are_float32():
     model = trainer_of("bfloat16").model
     assert model.dtype.name == "bfloat16"
     for bucket in model.buckets:
@@ -144,7 +141,7 @@ def test_parameters_and_all_that_updates_them_are_float32() -> None:
         assert p.value is p.master or name in matrices
 
 
-def test_a_forward_pass_begins_by_rounding_the_parameters() -> None:
+def test_a_forward_pass_begins_by_rounding_the_parameters():
     model = Model(Linear(3), (4,), backend="numpy", dtype="bfloat16")
     w = model.parameters["linear.w"]
     w.master[...] = 1 + 2.0**-10  # between two bfloat16
@@ -173,7 +170,7 @@ class Share(Layer):
 
 
 @each("dtype", HALVES)
-def test_a_layer_that_knows_nothing_of_16_bits_computes_in_float32(dtype: str) -> None:
+def test_a_layer_that_knows_nothing_of_16_bits_computes_in_float32(dtype):
     model = Model(Sequential(Share(), Linear(3)), (2,), backend="numpy", dtype=dtype)
     first = model.layers[0]
     assert isinstance(first, Share)
@@ -186,7 +183,7 @@ def test_a_layer_that_knows_nothing_of_16_bits_computes_in_float32(dtype: str) -
 
 
 @each("dtype", HALVES)
-def test_targets_are_not_rounded_to_16_bits(dtype: str) -> None:
+def test_targets_are_not_rounded_to_16_bits(dtype):
     x, y = np.zeros((4, 3)), np.full((4, 1), 1 + 2.0**-12)
     model = Model(Linear(1, bias_initializer="ones"), (3,), backend="numpy", dtype=dtype)
     trainer = Trainer(model, get_optimizer("sgd", lr=0.0), loss="mse", metrics=())
@@ -194,7 +191,7 @@ def test_targets_are_not_rounded_to_16_bits(dtype: str) -> None:
 
 
 @each("dtype", HALVES)
-def test_weights_go_from_any_dtype_to_any_other(dtype: str, tmp_path: Path) -> None:
+def test_weights_go_from_any_dtype_to_any_other(dtype, tmp_path):
     first, second, third = (
         Model(with_relu(), IMAGE, backend="numpy", dtype=d, seed=i)
         for i, d in enumerate(("float32", dtype, "float32"))
@@ -209,13 +206,13 @@ def test_weights_go_from_any_dtype_to_any_other(dtype: str, tmp_path: Path) -> N
 
 
 @pytest.mark.threads(2)
-def test_ranks_that_synchronise_batch_norm_train_as_one(comm: Communicator) -> None:
+def test_ranks_that_synchronise_batch_norm_train_as_one(comm):
     together = fit(trainer_of("bfloat16", comm=comm, sync_batch_norm=True))
     alone = fit(trainer_of("bfloat16", sync_batch_norm=True))
     assert together == pytest.approx(alone, rel=1e-2)  # sums in another order round elsewhere
 
 
-def test_the_forecast_counts_16_bit_arrays_and_copies() -> None:
+def test_the_forecast_counts_16_bit_arrays_and_copies():
     def forecast(dtype: str) -> Any:
         net = Sequential(
             Conv2d(8, 3, padding=1), SiLU(), Conv2d(8, 3), SiLU(), Flatten(), Linear(4)

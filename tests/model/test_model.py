@@ -46,7 +46,7 @@ def gradients(model: Model) -> dict[str, np.ndarray]:
     return {name: to_numpy(p.grad).copy() for name, p in model.parameters.items()}
 
 
-def test_gradients_of_a_whole_model_are_those_of_central_differences(backend: Backend) -> None:
+def test_gradients_of_a_whole_model_are_those_of_central_differences(backend):
     model = build(backend, input_gradient=True)
     x, dy, context = batch()
     x = backend.asarray(x)
@@ -67,7 +67,7 @@ def test_gradients_of_a_whole_model_are_those_of_central_differences(backend: Ba
         assert measured == pytest.approx((slopes[name] * direction).sum(), rel=1e-5, abs=1e-7)
 
 
-def test_two_batches_can_be_in_flight(backend: Backend) -> None:
+def test_two_batches_can_be_in_flight(backend):
     model = build(backend)
     batches = [batch(4, seed=1), batch(3, seed=2)]
     alone = []
@@ -82,7 +82,7 @@ def test_two_batches_can_be_in_flight(backend: Backend) -> None:
             np.testing.assert_allclose(grad, want[name], rtol=1e-12, atol=1e-14)
 
 
-def test_a_batch_without_samples_gives_gradients_of_zero(backend: Backend) -> None:
+def test_a_batch_without_samples_gives_gradients_of_zero(backend):
     model = build(backend)
     for grads in (b.grads for b in model.buckets):
         grads[...] = 7
@@ -93,7 +93,7 @@ def test_a_batch_without_samples_gives_gradients_of_zero(backend: Backend) -> No
     assert all((grad == 0).all() for grad in gradients(model).values())
 
 
-def test_buckets_are_reported_in_order_each_as_soon_as_it_is_complete() -> None:
+def test_buckets_are_reported_in_order_each_as_soon_as_it_is_complete():
     model = build(bucket_bytes=512)
     assert len(model.buckets) > 2
     x, dy, context = batch()
@@ -121,7 +121,7 @@ def test_buckets_are_reported_in_order_each_as_soon_as_it_is_complete() -> None:
     assert [i for i in log if isinstance(i, int)] == [n.index for n in model.graph.nodes[:0:-1]]
 
 
-def test_a_forward_pass_alone_frees_every_array_after_its_last_use() -> None:
+def test_a_forward_pass_alone_frees_every_array_after_its_last_use():
     model = build()
     x, _, context = batch()
     refs: dict[int, weakref.ref] = {}
@@ -141,7 +141,7 @@ def test_a_forward_pass_alone_frees_every_array_after_its_last_use() -> None:
     assert seen == [(node.name, node.shape) for node in model.graph.nodes[1:]]
 
 
-def test_backward_frees_what_forward_kept_as_it_goes() -> None:
+def test_backward_frees_what_forward_kept_as_it_goes():
     model = build()
     x, dy, context = batch()
     refs: dict[int, weakref.ref] = {}
@@ -177,7 +177,7 @@ class Squared(nn.Layer):
         return dx
 
 
-def test_backward_frees_every_gradient_after_its_last_use() -> None:
+def test_backward_frees_every_gradient_after_its_last_use():
     gradients: list[weakref.ref] = []
     body = nn.Sequential(Squared(gradients), Squared(gradients))
     chain = [Squared(gradients) for _ in range(3)]
@@ -194,7 +194,7 @@ def test_backward_frees_every_gradient_after_its_last_use() -> None:
     assert alive == [1, 1, 2, 0, 1, 1, 1, 0]
 
 
-def test_predict_does_not_depend_on_the_batch_size(backend: Backend) -> None:
+def test_predict_does_not_depend_on_the_batch_size(backend):
     model = build(backend)
     x = batch(7)[0]
     whole = model.predict(x)
@@ -216,7 +216,7 @@ def test_predict_does_not_depend_on_the_batch_size(backend: Backend) -> None:
         ((), r"expected an array of shape \(n, 6, 6, 3\), got \(\)$"),
     ],
 )
-def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], sentence: str) -> None:
+def test_predict_refuses_samples_of_another_shape(given, sentence):
     model = build()
     with pytest.raises(ValueError, match=r"Model\.predict: " + sentence):
         model.predict(np.zeros(given))
@@ -226,14 +226,14 @@ def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], senten
         build().predict(np.zeros((2, *SHAPE)), batch_size=0)
 
 
-def test_predict_takes_a_tuple_for_several_inputs() -> None:
+def test_predict_takes_a_tuple_for_several_inputs():
     model = Model(nn.Concat(), [(2,), (3,)], backend="numpy")
     assert model.predict((np.zeros((4, 2)), np.zeros((4, 3))), batch_size=3).shape == (4, 5)
     with pytest.raises(ValueError, match=r"got \(4, 2\) and \(5, 3\)"):
         model.predict((np.zeros((4, 2)), np.zeros((5, 3))))
 
 
-def test_weights_that_do_not_fit_are_listed_and_nothing_changes() -> None:
+def test_weights_that_do_not_fit_are_listed_and_nothing_changes():
     model = build()
     before = {name: array.copy() for name, array in model.state().items()}
     state = {name: array + 1 for name, array in before.items()}
@@ -250,7 +250,7 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_changes() -> None:
         np.testing.assert_array_equal(array, before[name])
 
 
-def test_weights_of_another_network_are_told_by_their_number() -> None:
+def test_weights_of_another_network_are_told_by_their_number():
     other = {f"{name}{i}": np.zeros((2, 3)) for i in range(3) for name in ("w", "b")}
     other["norm.running_mean"] = np.zeros(2)
     words = (
@@ -275,12 +275,12 @@ def test_weights_of_another_network_are_told_by_their_number() -> None:
         ((2,), {"bucket_bytes": 0}, "bucket_bytes must be at least 1, got 0"),
     ],
 )
-def test_shapes_and_options_out_of_range_are_refused(shape: Any, options: Any, words: str) -> None:
+def test_shapes_and_options_out_of_range_are_refused(shape, options, words):
     with pytest.raises((TypeError, ValueError), match=f"Model: {words}"):
         Model(nn.Linear(3), shape, backend="numpy", **options)
 
 
-def test_a_gradient_of_another_shape_than_the_output_is_told() -> None:
+def test_a_gradient_of_another_shape_than_the_output_is_told():
     model = Model(nn.Linear(4), (3,), backend="numpy")
     y, residuals = model.forward(np.zeros((2, 3)), nn.StepContext(training=True))
     with pytest.raises(ValueError, match=r"expected a gradient of shape \(n, 4\), .* \(4, 2\)"):
@@ -312,7 +312,7 @@ class Wrong(nn.ReLU):
         ({"backward": np.zeros((1, 3))}, r".* \(4,\) .* got shape \(1, 3\)"),
     ],
 )
-def test_a_pass_that_breaks_its_promise_is_named(results: dict[str, Any], words: str) -> None:
+def test_a_pass_that_breaks_its_promise_is_named(results, words):
     model = Model(
         nn.Sequential(nn.Linear(4), Wrong(**results), nn.Linear(3)), (2,), backend="numpy"
     )

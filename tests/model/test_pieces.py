@@ -27,7 +27,7 @@ def places(part: Part) -> list[dict[str, int]]:
 
 
 @each("shape", [(12,), (3, 4), (2, 3, 2), (1, 1, 7), (5, 1)])
-def test_boxes_contain_a_range_in_order(shape: tuple[int, ...]) -> None:
+def test_boxes_contain_a_range_in_order(shape):
     whole = np.arange(prod(shape)).reshape(shape)
     for start in range(whole.size + 1):
         for stop in range(start, whole.size + 1):
@@ -38,7 +38,7 @@ def test_boxes_contain_a_range_in_order(shape: tuple[int, ...]) -> None:
 
 @each("part", PARTS.values())
 @each("length", [1, 4, 1000])
-def test_parts_give_and_take_the_whole_array_block_by_block(part: Part, length: int) -> None:
+def test_parts_give_and_take_the_whole_array_block_by_block(part, length):
     whole = np.arange(prod(part.shape), dtype=float).reshape(part.shape)
     pieces = [part_piece("w", part.take(whole, place), part, place) for place in places(part)]
     result = np.full(whole.size, -1.0)
@@ -57,7 +57,7 @@ def test_parts_give_and_take_the_whole_array_block_by_block(part: Part, length: 
 
 
 @each("part", PARTS.values())
-def test_ranges_of_a_part_are_pieces_of_the_whole_array(part: Part) -> None:
+def test_ranges_of_a_part_are_pieces_of_the_whole_array(part):
     """As of an optimizer's state, of which each rank has a range of each part."""
     whole = np.arange(prod(part.shape), dtype=float).reshape(part.shape)
     for place in places(part):
@@ -71,7 +71,7 @@ def test_ranges_of_a_part_are_pieces_of_the_whole_array(part: Part) -> None:
         assert (result >= 0).sum() == own.size
 
 
-def test_a_piece_is_a_view_of_any_shape() -> None:
+def test_a_piece_is_a_view_of_any_shape():
     for shape in ((), (3,), (2, 0), (2, 3)):
         array = np.zeros(shape)
         piece = whole_piece("x", array)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.each import each
 
 
 @each("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_pixels_are_normalised_with_the_bytes_of_the_data_set(dtype: str) -> None:
+def test_pixels_are_normalised_with_the_bytes_of_the_data_set(dtype):
     train, test = load_dataset("synthetic", samples=64, test_samples=20, shape=(8, 8, 3))
     net = Sequential(Flatten(), Linear(10))
     model = Model(net, (8, 8, 3), dtype=dtype, backend="numpy")
@@ -41,7 +40,7 @@ def test_pixels_are_normalised_with_the_bytes_of_the_data_set(dtype: str) -> Non
         (np.array([[None, 1.0]]), "expected an array of numbers, got "),
     ],
 )
-def test_what_are_no_numbers_or_pixels_without_statistics_is_refused(x: Any, words: str) -> None:
+def test_what_are_no_numbers_or_pixels_without_statistics_is_refused(x, words):
     with pytest.raises((TypeError, ValueError), match=rf"^Model\.predict: .*{words}"):
         Model(Linear(1), (2,), backend="numpy").predict(x)
 
@@ -51,7 +50,7 @@ class Outputs(Block):
         return graph.add(Linear(3, name="a"), *inputs), graph.add(Linear(1, name="b"), *inputs)
 
 
-def test_classes_are_numbers_or_names() -> None:
+def test_classes_are_numbers_or_names():
     model = Model(Linear(3, bias=False), (3,), backend="numpy")
     model.parameters["linear.w"].master[...] = np.eye(3)
     x = np.array([[0.1, 0.9, 0.2], [3.0, 1.0, 2.0]])
@@ -65,7 +64,7 @@ def test_classes_are_numbers_or_names() -> None:
         model.predict_classes(x, labels=True)
 
 
-def test_a_single_output_is_a_class_of_two_and_several_outputs_are_a_tuple() -> None:
+def test_a_single_output_is_a_class_of_two_and_several_outputs_are_a_tuple():
     model = Model(Outputs(), (2,), backend="numpy")
     x = np.random.default_rng(0).normal(size=(6, 2))
     kinds, sizes = model.predict_classes(x)
@@ -96,9 +95,7 @@ REGRESSIONS = {
 
 
 @each(("loss", "data", "outputs"), REGRESSIONS.values())
-def test_a_model_of_numbers_predicts_no_classes(
-    loss: str, data: ArrayDataset, outputs: int, tmp_path: Path
-) -> None:
+def test_a_model_of_numbers_predicts_no_classes(loss, data, outputs, tmp_path):
     model = trained(loss, data, outputs)
     save_model(model, tmp_path / "model")
     for known in (model, load(tmp_path / "model"), copy.deepcopy(model)):
@@ -108,7 +105,7 @@ def test_a_model_of_numbers_predicts_no_classes(
 
 
 @each("dtype", ["float32", "int64"])
-def test_independent_labels_are_predicted_each(dtype: str, tmp_path: Path) -> None:
+def test_independent_labels_are_predicted_each(dtype, tmp_path):
     data = ArrayDataset(X, (RNG.random((24, 3)) < 0.5).astype(dtype))
     data.class_names = tuple(NAMES)
     model = trained("bce", data, 3)

@@ -1,13 +1,11 @@
 """A scheme is told before each pass of a layer which buckets it reads, now and next."""
 
-from __future__ import annotations
-
 from pydtnn.layers import Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.model.presence import Presence
 
 
-def test_shards_continue_with_what_they_have_read_and_a_new_pass_with_nothing() -> None:
+def test_shards_continue_with_what_they_have_read_and_a_new_pass_with_nothing():
     model = Model(Sequential(Linear(2), ReLU(), Linear(2)), (3,), bucket_bytes=8)
     _, first, _, second = model.graph.nodes
     told = []

@@ -44,7 +44,7 @@ def model_of(net: Net, *, threads: int = 1, **options: Any) -> Model:
 
 @each("options", [{}, {"fuse": False}, {"dtype": "float64", "threads": 2}])
 @each("name", NETS)
-def test_every_way_to_recompute_gives_the_same_bytes(name: str, options: dict[str, Any]) -> None:
+def test_every_way_to_recompute_gives_the_same_bytes(name, options):
     model = model_of(NETS[name](), input_gradient=True, **options)
     expected, again = passes(model), passes(model, accumulate=True)
     first, nodes = 1, len(model.graph.nodes)
@@ -59,7 +59,7 @@ def test_every_way_to_recompute_gives_the_same_bytes(name: str, options: dict[st
 
 
 @each("axes", [{"filter": 2}, {"spatial": 2}])
-def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(axes: dict[str, int]) -> None:
+def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(axes):
     def rank(comm: Communicator) -> None:
         mesh = Mesh(comm, **axes)
         model = model_of(projection(), mesh=mesh, fuse=False, dtype="float64")
@@ -80,7 +80,7 @@ def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(axes: dict[str, i
     run_threads(2, rank)
 
 
-def test_frozen_layers_at_the_beginning_do_not_run_again() -> None:
+def test_frozen_layers_at_the_beginning_do_not_run_again():
     model = model_of(projection(), recompute=4)
     whole = model.segments
     model.freeze("conv2d0", "batchnorm1", "residual3")
@@ -93,7 +93,7 @@ def test_frozen_layers_at_the_beginning_do_not_run_again() -> None:
     assert_same(passes(model), got)
 
 
-def test_a_pass_for_inference_repeats_nothing() -> None:
+def test_a_pass_for_inference_repeats_nothing():
     model = model_of(projection(), recompute=3)
     x = np.ones((2, *IMAGE), "float32")
     np.testing.assert_array_equal(model.predict(x), model_of(projection()).predict(x))
@@ -106,7 +106,7 @@ def names_before_cuts(model: Model) -> list[str]:
     return [model.graph.nodes[cut - 1].name for cut in model.cuts[1:]]
 
 
-def test_checkpoints_are_the_ends_of_named_layers_and_blocks() -> None:
+def test_checkpoints_are_the_ends_of_named_layers_and_blocks():
     net = create_net("resnet20", 10, (32, 32, 3))
     ends = [f"stage{s}.{b}.bn2" for s in (1, 2, 3) for b in (0, 1, 2)]
     ends[-1] = "stage3.2.conv2"  # its batch norm is computed by the only reader
@@ -122,7 +122,7 @@ def test_checkpoints_are_the_ends_of_named_layers_and_blocks() -> None:
 
 
 @each("name", ["projection", "pooled branches", "views"])
-def test_parts_save_about_equally_many_bytes(name: str) -> None:
+def test_parts_save_about_equally_many_bytes(name):
     model = model_of(NETS[name](), recompute=3)
     assert len(model.segments.parts) == 2
     kept = forecast_memory(model, 32, cuts=()).kept
@@ -131,7 +131,7 @@ def test_parts_save_about_equally_many_bytes(name: str) -> None:
     assert max(parts) <= sum(kept) / 3 + 2 * max(kept)
 
 
-def test_auto_needs_the_least_memory_or_the_least_computation_within_the_limit() -> None:
+def test_auto_needs_the_least_memory_or_the_least_computation_within_the_limit():
     keeping, model = (
         Model(create_net("resnet20", 10, (32, 32, 3)), (32, 32, 3), recompute=way)
         for way in (None, "auto")
@@ -149,7 +149,7 @@ def test_auto_needs_the_least_memory_or_the_least_computation_within_the_limit()
     assert ends[-1] == 0
 
 
-def test_the_least_memory_is_named_and_is_possible() -> None:
+def test_the_least_memory_is_named_and_is_possible():
     model = Model(create_net("resnet20", 10, (32, 32, 3)), (32, 32, 3), recompute="auto")
     model.memory_limit = 1
     with pytest.raises(ValueError, match="memory_limit must be at least .* for 8 samples") as error:
@@ -176,13 +176,13 @@ def test_the_least_memory_is_named_and_is_possible() -> None:
         ({"recompute": "auto", "memory_limit": 0}, "Model: memory_limit must be at least 1"),
     ],
 )
-def test_what_cannot_be_recomputed_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_recomputed_is_refused(arguments, message):
     with pytest.raises((TypeError, ValueError)) as error:
         Model(chain(), IMAGE, **arguments)
     assert message in str(error.value)
 
 
-def test_the_summary_shows_what_is_recomputed() -> None:
+def test_the_summary_shows_what_is_recomputed():
     lines = Model(chain(), IMAGE, recompute=["tanh1", "relu3"]).summary(4).splitlines()
     shown = {line.split()[0]: line.split("B  ")[-1].strip() for line in lines if "part" in line}
     assert shown["conv2d0"] == "part 1"
@@ -193,7 +193,7 @@ def test_the_summary_shows_what_is_recomputed() -> None:
     assert not any("recomputed" in line for line in Model(chain(), IMAGE).summary(4).splitlines())
 
 
-def test_with_several_micro_batches_in_flight_the_last_part_is_recomputed_too() -> None:
+def test_with_several_micro_batches_in_flight_the_last_part_is_recomputed_too():
     model = Model(create_net("resnet20", 10, (32, 32, 3)), (32, 32, 3), recompute="auto")
     one, four = (Forecast(model, 8, 1, in_flight) for in_flight in (1, 4))
     model.choose_segments(8, slots=1, in_flight=4)
@@ -224,7 +224,7 @@ class Doubled(Layer):
         return 2 * dy
 
 
-def test_values_within_a_segment_are_freed_after_their_last_reader_again() -> None:
+def test_values_within_a_segment_are_freed_after_their_last_reader_again():
     outputs: list[weakref.ref] = []
     alive: list[int] = []
     body = [Doubled(outputs, alive) for _ in range(5)]

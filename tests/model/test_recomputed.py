@@ -119,9 +119,7 @@ def keeping(model: Model) -> Model:
 @each("backend", ["numpy", "cpu"])
 @each("dtype", ["float32", "float64", "bfloat16"])
 @each("name", NETS)
-def test_gradients_are_the_same_bytes_as_with_outputs_that_are_kept(
-    name: str, dtype: str, backend: Any
-) -> None:
+def test_gradients_are_the_same_bytes_as_with_outputs_that_are_kept(name, dtype, backend):
     if name == "tied" and dtype == "bfloat16":
         pytest.skip("tokens are float32 or float64")
     shape, options = SHAPE[: 1 if name == "tied" else 2], {"backend": backend, "dtype": dtype}
@@ -130,7 +128,7 @@ def test_gradients_are_the_same_bytes_as_with_outputs_that_are_kept(
     assert_same(passes(models[0], batch=BATCH), passes(keeping(models[1]), batch=BATCH))
 
 
-def test_a_block_of_a_transformer_keeps_ten_arrays_instead_of_sixteen() -> None:
+def test_a_block_of_a_transformer_keeps_ten_arrays_instead_of_sixteen():
     def kept(model: Model) -> float:
         """Arrays of one block between forward and backward, in units of its input."""
         nbytes = zip(model.graph.nodes, forecast_memory(model, BATCH).kept, strict=True)
@@ -152,12 +150,12 @@ def saved_bytes(net: Callable[[], Net]) -> int:
     return sum(forecast_memory(before, BATCH).kept) - sum(forecast_memory(model, BATCH).kept)
 
 
-def test_convolutions_do_not_keep_a_concatenation_of_normalised_inputs() -> None:
+def test_convolutions_do_not_keep_a_concatenation_of_normalised_inputs():
     pixels, channels = 4 * BATCH * 8 * 5, 5 + 3 + 2
     assert saved_bytes(inception) == pixels * channels  # the second is an output's
 
 
-def test_norms_do_not_keep_concatenations_but_the_units_of_which_they_consist() -> None:
+def test_norms_do_not_keep_concatenations_but_the_units_of_which_they_consist():
     first, second = (8 + 10 + 12) - 3 * 2, (6 + 8) - 2 * 2  # channels
     assert saved_bytes(dense) == 4 * BATCH * (8 * 5 * first + 4 * 2 * second)
 
@@ -174,9 +172,7 @@ def residual(activation: Callable[[], Layer], blocks: int = 5) -> Net:
 @each("backend", ["numpy", "cpu"])
 @each("dtype", ["float32", "float64"])
 @each("activation", [ReLU, ReLU6])
-def test_every_second_sum_of_a_resnet_is_not_kept(
-    activation: Callable[[], Layer], dtype: str, backend: Any
-) -> None:
+def test_every_second_sum_of_a_resnet_is_not_kept(activation, dtype, backend):
     model, before = (
         Model(residual(activation), SHAPE, backend=backend, dtype=dtype, seed=3) for _ in range(2)
     )
@@ -187,7 +183,7 @@ def test_every_second_sum_of_a_resnet_is_not_kept(
     assert_same(passes(model, batch=BATCH), passes(before, batch=BATCH))
 
 
-def test_a_concatenation_passes_on_views_only_where_they_are_added() -> None:
+def test_a_concatenation_passes_on_views_only_where_they_are_added():
     model = Model(dense(), SHAPE, backend="cpu")
     joins = [node for node in model.graph.nodes if isinstance(node.layer, Concat)]
     assert [node.pitched for node in joins] == [(), (0,), (0,), (), (0,)]
@@ -206,7 +202,7 @@ class Halved(GELU):
 
 
 @each("middle", [(GELU, Twice), (Halved, Linear), (GELU, partial(Conv2d, kernel_size=1))])
-def test_layers_that_override_the_computation_exchange_arrays(middle: Any) -> None:
+def test_layers_that_override_the_computation_exchange_arrays(middle):
     first, second = middle
     model = Model(Sequential(Linear(6), first(), second(2)), (6, 6, 2), backend="numpy")
     assert not model.layers[1].recomputed
@@ -214,7 +210,7 @@ def test_layers_that_override_the_computation_exchange_arrays(middle: Any) -> No
 
 
 @each("at", range(2, 8))
-def test_segments_that_are_recomputed_keep_values_only(at: int) -> None:
+def test_segments_that_are_recomputed_keep_values_only(at):
     def net() -> Net:
         mlp = (Linear(6), LayerNorm(), Linear(7), GELU(), Linear(5), LayerNorm(), Linear(2))
         return Sequential(*mlp)

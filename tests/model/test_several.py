@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def one_batch(n: int = 7) -> Batch:
         return next(loader.epoch(0))
 
 
-def test_gradients_are_those_of_the_weighted_sum_of_the_losses() -> None:
+def test_gradients_are_those_of_the_weighted_sum_of_the_losses():
     weights, batch, run = np.array([0.7, 2.0]), one_batch(), trainer()
     run.exchange.start(run.model.buckets)
     run.optimizer.schedule = lambda step: 0.0
@@ -139,9 +138,7 @@ def weights_of(run: Trainer) -> np.ndarray:
 
 
 @pytest.mark.threads(1, 2)
-def test_a_run_that_is_resumed_ends_in_the_same_bytes(
-    comm: Communicator, shared_path: Path
-) -> None:
+def test_a_run_that_is_resumed_ends_in_the_same_bytes(comm, shared_path):
     def make_run() -> Trainer:
         watch = EarlyStopping("val_output1.mae", 5)
         best = BestWeights(shared_path / "best", "val_output0.accuracy")
@@ -161,7 +158,7 @@ def test_a_run_that_is_resumed_ends_in_the_same_bytes(
 
 
 @pytest.mark.threads(2)
-def test_ranks_and_micro_batches_train_like_one_rank(comm: Communicator) -> None:
+def test_ranks_and_micro_batches_train_like_one_rank(comm):
     plain = trainer(model=make(norm=False))
     expected = fit(plain)
     for accumulation in (1, 2):
@@ -171,7 +168,7 @@ def test_ranks_and_micro_batches_train_like_one_rank(comm: Communicator) -> None
         np.testing.assert_allclose(weights_of(run), weights_of(plain), rtol=1e-9, atol=1e-12)
 
 
-def test_pixels_of_one_input_are_normalised_and_numbers_of_another_are_not() -> None:
+def test_pixels_of_one_input_are_normalised_and_numbers_of_another_are_not():
     mixed = data(integers=True)
     with Loader(mixed, global_batch_size=21, shuffle=False, dtype="float64", prefetch=0) as loader:
         batch = next(loader.epoch(0))
@@ -186,7 +183,7 @@ def test_pixels_of_one_input_are_normalised_and_numbers_of_another_are_not() -> 
 
 
 @pytest.mark.threads(1, 2)
-def test_what_is_not_finite_is_named(comm: Communicator) -> None:
+def test_what_is_not_finite_is_named(comm):
     run = trainer(AllReduce(comm), model=make(log=True))
     words = r"^the output1.loss is not finite at epoch 1, step 1: first in the output of size.log "
     with pytest.raises(NotFiniteError, match=words):
@@ -216,7 +213,7 @@ def vectors(targets: int) -> tuple[ArrayDataset, ArrayDataset]:
 
 
 @pytest.mark.threads(1, 2)
-def test_auxiliary_outputs_are_trained_with_the_first_and_not_evaluated(comm: Communicator) -> None:
+def test_auxiliary_outputs_are_trained_with_the_first_and_not_evaluated(comm):
     auxiliary = three(comm, auxiliary_weights=[0.3, 0.4])
     short = auxiliary.fit(*vectors(1), epochs=2, global_batch_size=8, seed=2)
     several = three(
@@ -249,14 +246,12 @@ def test_auxiliary_outputs_are_trained_with_the_first_and_not_evaluated(comm: Co
         (three, {"auxiliary_weights": [1, 1], "loss_weights": [1] * 3}, "used together"),
     ],
 )
-def test_an_objective_that_does_not_fit_the_outputs_is_refused(
-    make_trainer: Any, options: dict[str, Any], words: str
-) -> None:
+def test_an_objective_that_does_not_fit_the_outputs_is_refused(make_trainer, options, words):
     with pytest.raises(ValueError, match=f"^Trainer: .*{words}"):
         make_trainer(**options)
 
 
-def test_data_that_do_not_fit_the_model_are_refused() -> None:
+def test_data_that_do_not_fit_the_model_are_refused():
     source = data()
     one_target = ArrayDataset(source.x, source.y[0])
     with pytest.raises(ValueError, match=r"^Trainer: expected 2 targets, one for .* got 1"):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pydtnn import layers as nn
-from pydtnn.kernels import Backend
 from pydtnn.model import Model
 from tests.each import each
 from tests.gpu import to_host
@@ -54,9 +53,7 @@ def gradients(model: Model, x: tuple[Any, ...]) -> tuple[np.ndarray, dict[str, n
 
 
 @each("fuse", [True, False])
-def test_the_gradient_is_the_sum_over_the_uses(
-    backend: Backend, rng: np.random.Generator, fuse: bool
-) -> None:
+def test_the_gradient_is_the_sum_over_the_uses(backend, rng, fuse):
     x = tuple(rng.normal(size=(5, *shape)) for shape in SHAPES)
     shared = Model(head(Twice(tower())), SHAPES, backend=backend, dtype="float64", fuse=fuse)
     pair = Model(
@@ -75,9 +72,7 @@ def test_the_gradient_is_the_sum_over_the_uses(
         np.testing.assert_allclose(grad, total, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
-def test_a_norm_that_is_joined_with_itself_adds_both_gradients(
-    backend: Backend, rng: np.random.Generator
-) -> None:
+def test_a_norm_that_is_joined_with_itself_adds_both_gradients(backend, rng):
     class Join(nn.Block):
         """``relu(norm(a) + norm(b))``, which is fused into one layer."""
 
@@ -105,7 +100,7 @@ def test_a_norm_that_is_joined_with_itself_adds_both_gradients(
         )
 
 
-def test_uses_have_names_and_random_numbers_of_their_own() -> None:
+def test_uses_have_names_and_random_numbers_of_their_own():
     drop = nn.Dropout(0.5, name="drop")
     model = Model(nn.Sequential(nn.Linear(64), drop, drop, nn.Linear(1)), (4,), backend="numpy")
     assert [layer.name for layer in model.layers][1:3] == ["drop", "drop_1"]
@@ -116,13 +111,13 @@ def test_uses_have_names_and_random_numbers_of_their_own() -> None:
     assert (first != second).any()
 
 
-def test_another_shape_of_parameters_is_refused() -> None:
+def test_another_shape_of_parameters_is_refused():
     shared = nn.Linear(5, name="shared")
     with pytest.raises(ValueError, match=r"shared_1: Linear: expected inputs for which shared\.w"):
         Model(nn.Sequential(nn.Linear(3), shared, shared), (4,), backend="numpy")
 
 
-def test_running_statistics_are_those_of_all_uses(rng: np.random.Generator) -> None:
+def test_running_statistics_are_those_of_all_uses(rng):
     model = Model(Twice(nn.BatchNorm(momentum=1.0, name="n")), [(2,), (2,)], dtype="float64")
     x = rng.normal(size=(2, 9, 2))
     model.statistics.begin_step()

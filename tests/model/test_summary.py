@@ -29,7 +29,7 @@ def small(*, fuse: bool = False) -> Model:
     return Model(net, (10, 10, 3), backend="numpy", fuse=fuse)
 
 
-def test_there_is_a_line_for_each_layer_with_its_numbers() -> None:
+def test_there_is_a_line_for_each_layer_with_its_numbers():
     lines = small().summary(4).splitlines()
     assert lines[0].split() == ["layer", "type", "output", "parameters", "flop", "kept"]
     conv = next(line for line in lines if line.startswith("conv"))
@@ -42,7 +42,7 @@ def test_there_is_a_line_for_each_layer_with_its_numbers() -> None:
     ]  # fmt: skip
 
 
-def test_the_totals_are_those_of_the_model() -> None:
+def test_the_totals_are_those_of_the_model():
     net, shape = resnet20(10, (32, 32, 3)), (32, 32, 3)
     text = Model(net, shape, backend="numpy", fuse=False).summary(64, slots=2)
     assert "272,474 in 65 arrays" in text
@@ -54,7 +54,7 @@ def test_the_totals_are_those_of_the_model() -> None:
     assert "1.04 MiB parameters, 1.04 MiB gradients, 2.08 MiB the optimizer's slots" in text
 
 
-def test_layers_that_are_fused_share_a_line_and_the_work_is_the_same() -> None:
+def test_layers_that_are_fused_share_a_line_and_the_work_is_the_same():
     def net() -> Sequential:
         norm = Sequential(Conv2d(4, 3, padding=1), BatchNorm())
         return Sequential(
@@ -72,7 +72,7 @@ def test_layers_that_are_fused_share_a_line_and_the_work_is_the_same() -> None:
     ]
 
 
-def test_a_backend_with_a_memory_pool_gets_its_peak_in_the_units_of_the_other_lines() -> None:
+def test_a_backend_with_a_memory_pool_gets_its_peak_in_the_units_of_the_other_lines():
     net = Sequential(Conv2d(8, 3, padding=1), ReLU(), Flatten(), Linear(4))
     model = Model(net, (32, 32, 3), backend="cpu", fuse=False)
     # ReLU's output, which is the convolution's too, and its gradient
@@ -84,12 +84,12 @@ def test_a_backend_with_a_memory_pool_gets_its_peak_in_the_units_of_the_other_li
     assert "memory pool" not in small().summary()
 
 
-def test_an_empty_batch_has_no_summary() -> None:
+def test_an_empty_batch_has_no_summary():
     with pytest.raises(ValueError, match="summary: batch must be at least 1, got 0"):
         small().summary(0)
 
 
-def test_the_work_of_every_layer_is_that_of_the_samples() -> None:
+def test_the_work_of_every_layer_is_that_of_the_samples():
     model = Model(Sequential(Linear(4, name="fc"), ReLU(name="relu")), (3,), backend="numpy")
     costs, fc = layer_costs(model, 10), model.layers["fc"].cost(10)
     assert list(costs) == ["fc", "relu"]

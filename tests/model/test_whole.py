@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pydtnn import Mesh
-from pydtnn.comm import Communicator
 from pydtnn.layers.initializers import Constant
 from pydtnn.layers.parameters import Cut, Parameter, Part
 from pydtnn.layers.statistics import Statistic
@@ -27,7 +26,7 @@ def parts_on(mesh: Mesh) -> WholeArrays:
 
 
 @pytest.mark.threads(4)
-def test_parts_are_gathered_by_name_with_any_prefix(comm: Communicator) -> None:
+def test_parts_are_gathered_by_name_with_any_prefix(comm):
     mesh = Mesh(comm, data=2, a=2)
     whole = parts_on(mesh)
     expected = {
@@ -49,7 +48,7 @@ def test_parts_are_gathered_by_name_with_any_prefix(comm: Communicator) -> None:
 
 
 @pytest.mark.threads(2)
-def test_arrays_of_other_shapes_are_kept_on_all_ranks(comm: Communicator) -> None:
+def test_arrays_of_other_shapes_are_kept_on_all_ranks(comm):
     """Also if those of some ranks have the shape of the part, or some ranks have none."""
     mesh = Mesh(comm, a=2)
     whole, rank = parts_on(mesh), comm.rank
@@ -63,9 +62,7 @@ def test_arrays_of_other_shapes_are_kept_on_all_ranks(comm: Communicator) -> Non
 
 
 @pytest.mark.threads(4)
-def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_network(
-    comm: Communicator,
-) -> None:
+def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_network(comm):
     mesh = Mesh(comm, data=2, stage=2)
     shapes = {"b.w": (2,), "c.w": (3,), "a.w": (1,)}
     names = ["c.w"] if mesh.position["stage"] else ["a.w", "b.w"]
@@ -83,7 +80,7 @@ def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_netw
         np.testing.assert_array_equal(own[name], array)
 
 
-def test_without_a_mesh_arrays_are_unchanged() -> None:
+def test_without_a_mesh_arrays_are_unchanged():
     whole = WholeArrays(None, [Parameter("fc.w", (2,), Constant(0.0))], [])
     state = {"fc.w": W, "x": 1}
     assert whole.gather(state) == whole.take(state) == state

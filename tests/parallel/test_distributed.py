@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, create_communicator
+from pydtnn.comm import create_communicator
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Conv2d, Dropout, Flatten, GroupNorm, Linear, MaxPool2d, ReLU, Sequential
 from pydtnn.model import Model
@@ -69,13 +69,8 @@ def serial() -> dict[str, tuple]:
     ],
 )
 def test_any_number_of_ranks_trains_alike_with_the_same_bytes_on_all_of_them(
-    comm: Communicator,
-    serial: dict[str, tuple],
-    rule: str,
-    overlap: bool,
-    accumulation: int,
-    bucket: int,
-) -> None:
+    comm, serial, rule, overlap, accumulation, bucket
+):
     """8 ranks and a last batch of 5: three ranks have nothing to do in it."""
     accumulation = min(accumulation, 8 // comm.size)  # at most the samples of a rank
     exchange = AllReduce(comm, overlap=overlap)
@@ -88,9 +83,7 @@ def test_any_number_of_ranks_trains_alike_with_the_same_bytes_on_all_of_them(
 
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2)
-def test_ranks_hold_the_same_statistics_after_training_without_validation(
-    comm: Communicator,
-) -> None:
+def test_ranks_hold_the_same_statistics_after_training_without_validation(comm):
     trainer = small_trainer(comm)
     trainer.fit(small_data()[0], global_batch_size=8)
     mine = {name: value.tobytes() for name, value in trainer.model.state().items()}
@@ -98,7 +91,7 @@ def test_ranks_hold_the_same_statistics_after_training_without_validation(
 
 
 @pytest.mark.threads(3)
-def test_running_statistics_are_averaged_weighted_by_samples(comm: Communicator) -> None:
+def test_running_statistics_are_averaged_weighted_by_samples(comm):
     trainer = small_trainer(comm)
     statistics = trainer.model.statistics
     statistics.running[:] = comm.rank
@@ -109,7 +102,7 @@ def test_running_statistics_are_averaged_weighted_by_samples(comm: Communicator)
 
 
 @pytest.mark.threads(2)
-def test_traffic_is_counted(comm: Communicator) -> None:
+def test_traffic_is_counted(comm):
     model = Model(net(), SHAPE, backend="numpy", dtype="float64")
     exchange = AllReduce(comm)
     trainer = Trainer(model, SGD(0.1), exchange=exchange, check_equal=0)

@@ -19,7 +19,7 @@ from tests.small_training import small_fit, small_trainer
 
 
 @each("scheme", [AllReduce, Hierarchical, ParameterServer])
-def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme) -> None:
+def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme):
     class Some(scheme):
         def bucket_ready(self, bucket: Any) -> None:
             if bucket.index != 1:
@@ -36,9 +36,7 @@ def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme) ->
 
 
 @pytest.mark.threads(2)
-def test_names_of_a_scheme_of_a_user_do_not_collide_with_those_of_the_base_class(
-    comm: Communicator,
-) -> None:
+def test_names_of_a_scheme_of_a_user_do_not_collide_with_those_of_the_base_class(comm):
     class Own(AllReduce):
         def __init__(self, comm: Communicator) -> None:
             super().__init__(comm)
@@ -64,7 +62,7 @@ class Class(AllReduce):
 
 
 @each(("scheme", "name"), [(Late, "total"), (Class, "own")])
-def test_an_attribute_with_the_name_of_a_method_is_refused(scheme: Any, name: str) -> None:
+def test_an_attribute_with_the_name_of_a_method_is_refused(scheme, name):
     words = f"^{scheme.__name__}: {name} is a method of GradientExchange, got an attribute, "
     with pytest.raises(TypeError, match=words):
         small_fit(small_trainer(exchange=scheme(Serial())))
@@ -82,7 +80,7 @@ class Late(Request):
         return self.done
 
 
-def test_a_state_is_that_after_all_pending_messages() -> None:
+def test_a_state_is_that_after_all_pending_messages():
     exchange, request = AllReduce(Serial()), Late()
     exchange.start(small_trainer().model.buckets)
     exchange.add_request(exchange.buckets[0], request)

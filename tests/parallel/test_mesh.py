@@ -28,7 +28,7 @@ def ask(mesh: Mesh, collective: Collective) -> Any:
     return mesh.communicate([(LAYER, collective)])[0].wait()
 
 
-def test_the_last_axis_has_neighbouring_ranks() -> None:
+def test_the_last_axis_has_neighbouring_ranks():
     def rank(comm: Communicator) -> tuple[dict[str, int], int, int]:
         mesh = Mesh(comm, data=2, filter=3)
         return mesh.position, mesh.data.size, mesh.group("filter").rank
@@ -38,7 +38,7 @@ def test_the_last_axis_has_neighbouring_ranks() -> None:
     assert [r[1:] for r in results] == [(2, f) for _ in range(2) for f in range(3)]
 
 
-def test_ranks_of_one_host_are_neighbours_on_the_last_axis() -> None:
+def test_ranks_of_one_host_are_neighbours_on_the_last_axis():
     def rank(comm: Communicator) -> tuple[int, ...]:
         alone = Mesh(comm, data=4)
         mesh = Mesh(comm, data=2, filter=2)
@@ -50,7 +50,7 @@ def test_ranks_of_one_host_are_neighbours_on_the_last_axis() -> None:
 
 
 @each("axes", [{"data": 3}, {"filter": 3}, {}, {"data": 2, "filter": 3}])
-def test_axes_must_multiply_to_the_ranks(axes: dict[str, int]) -> None:
+def test_axes_must_multiply_to_the_ranks(axes):
     def rank(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="Mesh: axes must multiply to the number of ranks, 4"):
             Mesh(comm, **axes)
@@ -58,7 +58,7 @@ def test_axes_must_multiply_to_the_ranks(axes: dict[str, int]) -> None:
     run_threads(4, rank)
 
 
-def test_an_unknown_axis_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_axis_is_answered_with_the_known_ones():
     def rank(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="filter"):
             Mesh(comm, filter=2).group("filtr")
@@ -68,7 +68,7 @@ def test_an_unknown_axis_is_answered_with_the_known_ones() -> None:
 
 @each("dim", [0, 1, -1])
 @each("size", [1, 2, 3])
-def test_collectives_compute_what_their_names_say(dim: int, size: int) -> None:
+def test_collectives_compute_what_their_names_say(dim, size):
     whole = np.random.default_rng(0).normal(size=(5, 7, 6))
     bounds = {1: (0, whole.shape[dim]), 2: (0, 2, whole.shape[dim]), 3: (0, 0, 4, whole.shape[dim])}
     cuts = (0, *(7 * (i + 1) // size for i in range(size)))
@@ -91,7 +91,7 @@ def test_collectives_compute_what_their_names_say(dim: int, size: int) -> None:
     run_threads(size, rank)
 
 
-def test_several_operations_are_in_flight_and_counted_by_layer() -> None:
+def test_several_operations_are_in_flight_and_counted_by_layer():
     def rank(comm: Communicator) -> None:
         mesh, other = Mesh(comm, a=2), 1 - comm.rank
         new = np.empty((2, 3), "float32")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,9 +119,7 @@ def serial() -> dict[str, list[Any]]:
 @pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("case", CASES)
-def test_any_number_of_ranks_gives_the_same_bytes(
-    comm: Communicator, case: str, serial: dict[str, list[Any]]
-) -> None:
+def test_any_number_of_ranks_gives_the_same_bytes(comm, case, serial):
     expected = expected_of(case, serial)
     assert fit(CASES[case](comm)) == expected
 
@@ -133,7 +130,7 @@ def expected_of(case: str, serial: dict[str, list[Any]]) -> list[Any]:
     return serial.setdefault(case, result)
 
 
-def test_any_number_of_threads_gives_the_same_bytes() -> None:
+def test_any_number_of_threads_gives_the_same_bytes():
     one, two = (fit(trainer_of(Serial(), SGD(0.1), threads=threads)) for threads in (1, 2))
     assert one == two
 
@@ -142,9 +139,7 @@ def test_any_number_of_threads_gives_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     "case", ["batch norm per shard", "synchronised batch norm", "sharded parameters"]
 )
-def test_a_run_is_continued_by_another_number_of_ranks(
-    comm: Communicator, case: str, serial: dict[str, list[Any]], shared_path: Path
-) -> None:
+def test_a_run_is_continued_by_another_number_of_ranks(comm, case, serial, shared_path):
     def rank(other: Communicator) -> None:
         interrupted = CASES[case](other)
         interrupted.callbacks.append(Interrupt(4, shared_path))  # in the middle of an epoch
@@ -161,7 +156,7 @@ def test_a_run_is_continued_by_another_number_of_ranks(
 
 
 @each("shards", [1, 2, 3, 7, 8, 13])
-def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.Generator) -> None:
+def test_blocks_of_any_runs_add_up_to_the_same_tree(shards, rng):
     arrays = rng.normal(size=(shards, 5)).astype("float32")
     expected = tree_sum({Subtree(0, i): a.copy() for i, a in enumerate(arrays)}, shards)
     np.testing.assert_allclose(expected, arrays.sum(axis=0), rtol=1e-4, atol=1e-6)
@@ -177,7 +172,7 @@ def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.
 
 
 @pytest.mark.threads(1, 3)
-def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communicator) -> None:
+def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm):
     """The batch is cut into single samples, whether there are as many shards or many more."""
     found = []
     for shards in (SAMPLES, 10**15):
@@ -191,7 +186,7 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
     assert comm.gather_object(found[1]) == [found[1]] * comm.size
 
 
-def test_what_would_not_be_exact_is_refused() -> None:
+def test_what_would_not_be_exact_is_refused():
     sums = partial(ExactSums, shards=SHARDS)
     with pytest.raises(ValueError, match="Alone: .* cannot be compressed or summed exactly"):
         Alone(Serial(), sums=sums)

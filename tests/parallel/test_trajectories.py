@@ -18,7 +18,7 @@ def convolutions_and_norm() -> Network:
     return Network([(1, 1, 3)] * 2, steps, outputs=[4, 5], batch=2, seed=0)
 
 
-def test_gradients_that_cancel_in_a_batch_norm_are_as_large_as_what_cancels() -> None:
+def test_gradients_that_cancel_in_a_batch_norm_are_as_large_as_what_cancels():
     network = convolutions_and_norm()
     model = network.model(NUMPY)
     randomize(model, network)
@@ -26,7 +26,7 @@ def test_gradients_that_cancel_in_a_batch_norm_are_as_large_as_what_cancels() ->
 
 
 @each("entry", ["dx0", "gradient conv2d1.w 0", "state conv2d2.w 0", "y1"])
-def test_one_element_that_is_off_by_a_billionth_is_found(entry: str) -> None:
+def test_one_element_that_is_off_by_a_billionth_is_found(entry):
     network = convolutions_and_norm()
     expected = Expected.of(network)
     key = next(key for key in expected.record if key.startswith("step1") and key.endswith(entry))

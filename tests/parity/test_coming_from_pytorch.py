@@ -28,7 +28,7 @@ def model(net: Net, shape: tuple[int, ...]) -> Model:
     return Model(net, shape, backend="numpy", dtype="float64")
 
 
-def test_every_test_that_the_page_names_is_here() -> None:
+def test_every_test_that_the_page_names_is_here():
     named = set(re.findall(r"\[([a-z ]+)\](?!\()", DOC.read_text()))
     tests = {name.removeprefix("test_").replace("_", " ") for name in globals()}
     assert named
@@ -36,7 +36,7 @@ def test_every_test_that_the_page_names_is_here() -> None:
     assert "docs/coming_from_pytorch.md" in (DOC.parents[1] / "README.md").read_text()
 
 
-def test_channels() -> None:
+def test_channels():
     names: dict[str, Any] = {}
     exec(re.search(r"```python\n# convert\n(.*?)```", DOC.read_text(), re.DOTALL)[1], names)
     theirs = torch.nn.Sequential(
@@ -54,7 +54,7 @@ def test_channels() -> None:
     np.testing.assert_allclose(ours.predict(x), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_initial_values() -> None:
+def test_initial_values():
     torch.manual_seed(0)
     w, b = (model(Linear(300), (200,)).parameters[f"linear.{n}"].value for n in "wb")
     theirs = torch.nn.Linear(200, 300)
@@ -74,7 +74,7 @@ def train(net: Net, x: Any, y: Any, optimizer: Any, **options: Any) -> Trainer:
     return trainer
 
 
-def test_freezing() -> None:
+def test_freezing():
     x, y = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 2
     theirs = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)).double()
     for p in theirs[0].parameters():
@@ -95,7 +95,7 @@ def test_freezing() -> None:
     np.testing.assert_allclose(net.state()["head.w"], expected, rtol=1e-10)
 
 
-def test_parameter_groups() -> None:
+def test_parameter_groups():
     x, y = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 2
     theirs = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     theirs = theirs.double()
@@ -122,7 +122,7 @@ def test_parameter_groups() -> None:
         np.testing.assert_allclose(net.state()[name], p.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
-def test_clipping() -> None:
+def test_clipping():
     g = np.array([3.0, 4.0])
     theirs = torch.nn.Parameter(torch.zeros(2))
     theirs.grad = torch.from_numpy(g.copy())

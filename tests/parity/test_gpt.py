@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.layers import StepContext
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model
@@ -81,7 +80,7 @@ class Gpt(nn.Module):
         return self.norm(x) @ self.token.weight.T
 
 
-def test_loss_and_gradients_of_a_gpt_equal_those_of_pytorch(backend: Backend) -> None:
+def test_loss_and_gradients_of_a_gpt_equal_those_of_pytorch(backend):
     rng = np.random.default_rng(0)
     net = gpt(TOKENS, (LENGTH,), depth=DEPTH, heads=HEADS, width=WIDTH)
     model = Model(net, (LENGTH,), backend=backend, dtype="float64")

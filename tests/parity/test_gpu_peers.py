@@ -1,7 +1,5 @@
 """PyTorch's side of the benchmarks of a GPU, on the CPU: the same training, and nothing breaks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,7 @@ def logits(module: Any, tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @each("suffix", [".safetensors", ".bin"])
-def test_logits_of_gpt_2_are_equal_after_loading_there_and_here(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_logits_of_gpt_2_are_equal_after_loading_there_and_here(suffix, tmp_path):
     module = theirs()
     ours = Model(gpt(TOKENS, (LENGTH,), depth=3, heads=4, width=32), (LENGTH,), dtype="float64")
     if suffix == ".bin":

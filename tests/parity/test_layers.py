@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pydtnn import layers
-from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import Layer, StepContext
 from pydtnn.model import Model
@@ -101,9 +100,7 @@ def assert_close(ours: Array, theirs: np.ndarray, what: str) -> None:
 
 
 @each(("make", "shape"), CASES)
-def test_a_layer_equals_pytorch(
-    make: Callable[[], Layer], shape: tuple[int, ...], backend: Backend
-) -> None:
+def test_a_layer_equals_pytorch(make, shape, backend):
     from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     rng = np.random.default_rng(0)
@@ -125,7 +122,7 @@ def test_a_layer_equals_pytorch(
         assert_close(model.parameters[name].grad, gradient, name)
 
 
-def test_running_statistics_equal_pytorch(backend: Backend) -> None:
+def test_running_statistics_equal_pytorch(backend):
     from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     rng = np.random.default_rng(0)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pydtnn.interchange import load_state_dict, state_dict
-from pydtnn.kernels import Backend
 from pydtnn.layers import StepContext
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model
@@ -96,7 +95,7 @@ class Llama(nn.Module):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_loss_and_gradients_of_a_llama_equal_those_of_pytorch(tied: bool, backend: Backend) -> None:
+def test_loss_and_gradients_of_a_llama_equal_those_of_pytorch(tied, backend):
     rng = np.random.default_rng(0)
     sizes = {"depth": DEPTH, "heads": HEADS, "groups": GROUPS, "width": WIDTH, "hidden": HIDDEN}
     net = llama(TOKENS, (LENGTH,), **sizes, base=BASE, tied=tied)

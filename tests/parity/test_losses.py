@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
 from pydtnn.losses import get_loss
 from tests.each import each
 from tests.gpu import to_host
@@ -48,9 +47,7 @@ CASES: list[tuple[str, dict[str, Any], Any, str]] = [
 
 @each("whole", [False, True])
 @each(("name", "options", "peer", "kind"), CASES)
-def test_a_loss_equals_pytorch(
-    name: str, options: dict[str, Any], peer: Any, kind: str, whole: bool, backend: Backend
-) -> None:
+def test_a_loss_equals_pytorch(name, options, peer, kind, whole, backend):
     rng = np.random.default_rng(0)
     y = 3 * rng.normal(size=(17, 7))
     target = {

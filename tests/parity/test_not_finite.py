@@ -14,7 +14,6 @@ from pydtnn.kernels import create_backend
 from pydtnn.layers import Layer, StepContext
 from pydtnn.losses import get_loss
 from pydtnn.model import Model
-from tests.random_cases import Cases
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
@@ -40,7 +39,7 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], share: float) -> np.n
 
 @pytest.mark.fuzz("networks")
 @pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
-def test_what_is_not_finite_passes_as_in_pytorch(cases: Cases) -> None:
+def test_what_is_not_finite_passes_as_in_pytorch(cases):
     from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     backends = [create_backend("numpy"), create_backend("cpu", threads=1)]
@@ -86,7 +85,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.fuzz("networks")
 @pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
-def test_losses_of_what_is_not_finite_are_those_of_pytorch(cases: Cases) -> None:
+def test_losses_of_what_is_not_finite_are_those_of_pytorch(cases):
     backends = [create_backend("numpy"), create_backend("cpu", threads=1)]
     for case in cases:
         name, rng = [*LOSSES][case.number % len(LOSSES)], case.rng
@@ -119,7 +118,7 @@ def test_losses_of_what_is_not_finite_are_those_of_pytorch(cases: Cases) -> None
 
 
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
-def test_dropout_passes_what_is_not_finite_unless_it_drops_it(backend: str) -> None:
+def test_dropout_passes_what_is_not_finite_unless_it_drops_it(backend):
     """PyTorch multiplies by 0: there, what is dropped may be NaN."""
     rng, options = np.random.default_rng(0), {"dtype": "float64", "input_gradient": True}
     x, dy = (draw(rng, (5, 7, 3), 0.3) for _ in range(2))

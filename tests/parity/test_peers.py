@@ -23,7 +23,7 @@ def words(script: str, *options: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [(), ("--dtype", "bfloat16")])
-def test_step_time_compares_steps_and_memory(options: tuple[str, ...]) -> None:
+def test_step_time_compares_steps_and_memory(options):
     found = words("benchmarks/step_time.py", "--models", "mlp", "--turns", "2", *options)
     assert found[0] == "mlp"
     assert min(map(float, found[4:7])) > 0

@@ -21,7 +21,7 @@ from tests.parallel.trajectories import (
     Record,
     randomize,
 )
-from tests.random_cases import Case, Cases
+from tests.random_cases import Case
 from tests.random_networks import NUMPY, Network, OwnConv, Turned, for_each_network
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -121,7 +121,7 @@ class Twin:
 
 
 @pytest.mark.fuzz("networks")
-def test_a_network_trains_as_in_pytorch(cases: Cases) -> None:
+def test_a_network_trains_as_in_pytorch(cases):
     def check(case: Case, network: Network) -> None:
         expected = Expected.of(network)
         model = network.model(NUMPY, fuse=False)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from tests.random_cases import Cases
 from tests.random_optimizers import STEPS, Training, assert_same_course, random_training
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -56,7 +55,7 @@ def run_peer(training: Training) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.fuzz("optimizers")
-def test_twenty_steps_are_those_of_pytorch(cases: Cases) -> None:
+def test_twenty_steps_are_those_of_pytorch(cases):
     backends = [create_backend("numpy"), create_backend("cpu", threads=1)]
     for case in cases:
         training = random_training(case.rng, RULES[case.number % len(RULES)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from pydtnn import layers
 from pydtnn.interchange import import_onnx, load_state_dict, state_dict
 from pydtnn.interchange.slots import slots_of
-from pydtnn.kernels import Backend
 from pydtnn.layers import StepContext
 from pydtnn.layers.blocks import Block, Graph
 from pydtnn.layers.node import Node
@@ -85,9 +83,7 @@ def compare(model: Model, module: Any, xs: tuple[Any, ...], call: Any) -> None:
 @each("options", OPTIONS)
 @each("size", SIZES)
 @each("kind", KINDS)
-def test_all_steps_equal_pytorch(
-    kind: str, size: tuple[int, ...], options: str, backend: Backend
-) -> None:
+def test_all_steps_equal_pytorch(kind, size, options, backend):
     net, module = twins(kind, size, OPTIONS[options])
     settings: dict[str, Any] = {"dtype": "float64", "input_gradient": True, "backend": backend}
     model = Model(net, size[1:3], **settings)
@@ -109,7 +105,7 @@ class Classifier(torch.nn.Module):
 
 @each("any_batch", [True, False])
 @each("kind", KINDS)
-def test_an_onnx_file_of_pytorch_is_imported(kind: str, any_batch: bool, tmp_path: Path) -> None:
+def test_an_onnx_file_of_pytorch_is_imported(kind, any_batch, tmp_path):
     pytest.importorskip("onnx", reason="onnx is not installed")
     module, x = Classifier(kind).eval(), torch.randn(2 if any_batch else 1, 5, 3)
     options: dict[str, Any] = {"input_names": ["x"], "dynamo": False}
@@ -133,7 +129,7 @@ def last_states(result: Any) -> Any:
 
 @each("return_sequences", [True, False])
 @each("kind", KINDS)
-def test_samples_with_lengths_equal_packed_sequences(kind: str, return_sequences: bool) -> None:
+def test_samples_with_lengths_equal_packed_sequences(kind, return_sequences):
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     size, options = (5, 9, 4, 6), {"layers": 2, "bidirectional": True}

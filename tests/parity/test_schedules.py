@@ -60,7 +60,7 @@ PAIRS: list[Callable[[int], tuple[Schedule, str | Callable[..., Any], tuple[Any,
 
 @each("steps", [3, 7, 10, 100])
 @each("pair", PAIRS)
-def test_every_step_has_the_rate_of_pytorch(pair: Callable[[int], Any], steps: int) -> None:
+def test_every_step_has_the_rate_of_pytorch(pair, steps):
     own, make, arguments = pair(steps)
     make = getattr(torch.optim.lr_scheduler, make) if isinstance(make, str) else make
     peer, theirs = peer_optimizer(), []
@@ -77,7 +77,7 @@ def test_every_step_has_the_rate_of_pytorch(pair: Callable[[int], Any], steps: i
 
 @each("cooldown", [0, 1, 3])
 @each("patience", [0, 1, 2, 5])
-def test_a_plateau_lowers_the_rate_in_the_same_epochs(patience: int, cooldown: int) -> None:
+def test_a_plateau_lowers_the_rate_in_the_same_epochs(patience, cooldown):
     rng = np.random.default_rng(patience)
     values = np.repeat(rng.uniform(size=12), rng.integers(1, 9, 12)).tolist()
     own, peer = ReduceOnPlateau("val_loss", 0.5, patience, cooldown=cooldown), peer_optimizer()

@@ -7,7 +7,6 @@ stands for all.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,7 +118,7 @@ def assert_equal(own: list[np.ndarray], other: list[np.ndarray]) -> None:
 
 
 @each("case", NETWORKS)
-def test_outputs_are_equal_after_loading_there_and_here(case: str, tmp_path: Path) -> None:
+def test_outputs_are_equal_after_loading_there_and_here(case, tmp_path):
     module = theirs(case)
     side = NETWORKS[case][1]
     x = np.random.default_rng(1).normal(size=(2, side, side, 3)).astype("float32")
@@ -140,7 +139,7 @@ def test_outputs_are_equal_after_loading_there_and_here(case: str, tmp_path: Pat
     assert np.abs(before[0] - outputs(other, x)[0]).max() > 1e-3
 
 
-def test_a_googlenet_without_heads_reads_the_weights_of_one_with_heads(tmp_path: Path) -> None:
+def test_a_googlenet_without_heads_reads_the_weights_of_one_with_heads(tmp_path):
     """Layers of the heads have the shapes of others, among which they were matched by order."""
     module, model = theirs("googlenet with heads"), ours("googlenet", seed=1)
     report = load_state_dict(model, module.state_dict(), strict=False)
@@ -155,7 +154,7 @@ def test_a_googlenet_without_heads_reads_the_weights_of_one_with_heads(tmp_path:
 @each(
     "case", ["alexnet", "densenet121", "googlenet", "mobilenet_v2", "resnext50_32x4d", "vit_b_16"]
 )
-def test_an_onnx_file_has_the_outputs_of_pytorch(case: str, tmp_path: Path) -> None:
+def test_an_onnx_file_has_the_outputs_of_pytorch(case, tmp_path):
     pytest.importorskip("onnx", reason="onnx is not installed")
     module, side = theirs(case), NETWORKS[case][1]
     x = np.random.default_rng(1).normal(size=(2, side, side, 3)).astype("float32")
@@ -166,7 +165,7 @@ def test_an_onnx_file_has_the_outputs_of_pytorch(case: str, tmp_path: Path) -> N
 
 
 @each("case", ["densenet121", "vit_b_16"])
-def test_the_names_in_published_files_are_read(case: str) -> None:
+def test_the_names_in_published_files_are_read(case):
     """torchvision changes them when it reads the files."""
     module, model = theirs(case), ours(case, seed=1)
     arrays = {}

@@ -42,7 +42,7 @@ def waves(shape: tuple[int, ...], number: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_outputs_are_those_of_a_twin_in_pytorch(name: str) -> None:
+def test_outputs_are_those_of_a_twin_in_pytorch(name):
     shape, options, expected = NETWORKS[name]
     graph = Graph([shape], backend=create_backend("numpy"), dtype="float64")
     graph.add(create_net(name, 5, shape, **options), *graph.inputs)

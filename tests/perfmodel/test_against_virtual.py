@@ -157,9 +157,7 @@ PLATFORMS = {
     "strategy", STRATEGIES + FURTHER, ids=lambda one: replace(one[0], **one[1]).name
 )
 @pytest.mark.parametrize("name", PLATFORMS)
-def test_a_step_takes_as_long_as_on_virtual_ranks(
-    name: str, strategy: tuple[Workload, dict[str, Any]]
-) -> None:
+def test_a_step_takes_as_long_as_on_virtual_ranks(name, strategy):
     work = DEEPER if strategy[0] is NETWORK else strategy[0]
     work = replace(work, **strategy[1]).in_micro_batches()
     seconds, memory = compare(work, PLATFORMS[name])
@@ -171,7 +169,7 @@ def test_a_step_takes_as_long_as_on_virtual_ranks(
 
 @each("schedule", ["1f1b", "zb_v"])
 @each("batch", [9, 17])
-def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch: int, schedule: str) -> None:
+def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch, schedule):
     platform = platform_of(1, 1, call=0.0)
     platform = replace(platform, compute=replace(platform.compute, call=0.0, step=0.0))
     work = replace(DEEPER, batch=batch, axes={"pipeline": 2}, pipeline_schedule=schedule)
@@ -179,7 +177,7 @@ def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch: int, sch
 
 
 @each("data", [2, 4])
-def test_gradients_of_stripes_are_in_the_buckets_of_the_program(data: int) -> None:
+def test_gradients_of_stripes_are_in_the_buckets_of_the_program(data):
     """Sums along "data" begin when those over stripes are complete; nothing else takes time."""
     work = replace(DEEPER, axes={"data": data, "spatial": 2})
     assert compare(work, platform_of(1, 1, call=0.0))[0] == pytest.approx(1, abs=0.01)
@@ -189,7 +187,7 @@ CASES = [*range(10), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in 
 
 
 @pytest.mark.parametrize("seed", CASES)
-def test_formulas_are_those_of_virtual_ranks_on_random_platforms(seed: int) -> None:
+def test_formulas_are_those_of_virtual_ranks_on_random_platforms(seed):
     work, platform = random_case(seed)
     ratio, memory = compare(work, platform)
     # Messages that share a link, and calls of the processor while others travel, are followed one
@@ -220,7 +218,7 @@ RULES = [range(30), pytest.param(range(30, 300), marks=pytest.mark.matrix)]
 
 
 @pytest.mark.parametrize("seeds", RULES, ids=["30", "300"])
-def test_twice_the_rates_are_never_slower_nor_twice_the_batch_more_than_twice(seeds: range) -> None:
+def test_twice_the_rates_are_never_slower_nor_twice_the_batch_more_than_twice(seeds):
     for seed in seeds:
         work, platform = random_case(seed)
         one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))

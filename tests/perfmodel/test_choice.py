@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
 from pydtnn.perfmodel.choice import explain, plan_lines, ranked, search_lines
 from pydtnn.perfmodel.platform import Platform

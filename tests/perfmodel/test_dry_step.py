@@ -35,7 +35,7 @@ def nbytes(buckets: Iterable[Any]) -> int:
 
 
 @each("shape", [{}, {"spatial": 2}, {"filter": 2}, {"channel": 2}])
-def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape: dict[str, int]) -> None:
+def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape):
     own, model = outline(shape), dry_model(shape)
     for samples in (4, 32):
         peak = forecast_memory(model, samples).peak
@@ -49,9 +49,7 @@ EXPERTS = Workload("moe_gpt_nano", (16,), 32)
 @each(
     ("work", "shape"), [(WORK, {"filter": 2}), (EXPERTS, {"expert": 2}), (EXPERTS, {"context": 2})]
 )
-def test_an_outline_has_the_messages_that_the_forecast_counts(
-    work: Workload, shape: dict[str, int]
-) -> None:
+def test_an_outline_has_the_messages_that_the_forecast_counts(work, shape):
     own = DryStep(replace(work, axes=shape), BACKEND).outline()
     sent = forecast_memory(dry_model(shape, work), 8).sent
     starts = [e for e in (*own.forward, *own.backward) if isinstance(e, Start)]
@@ -64,14 +62,14 @@ def test_an_outline_has_the_messages_that_the_forecast_counts(
     assert "expert" not in shape or groups == {("data",), ("data", "expert")}
 
 
-def test_stages_send_what_the_next_one_receives() -> None:
+def test_stages_send_what_the_next_one_receives():
     both = (outline({"pipeline": 2}, stage=place) for place in (0, 1))
     ((received, sent),), ((other, none),) = (one.transfers for one in both)
     assert sent == other != ()
     assert received == none == ()
 
 
-def test_stages_of_a_rank_have_their_own_events() -> None:
+def test_stages_of_a_rank_have_their_own_events():
     work = replace(WORK, axes={"pipeline": 2}, pipeline_schedule="zb_v")
     own = DryStep(work, BACKEND, stage=0).outline()
     parts = [own.of_part(own.forward, part) for part in (0, 1)]
@@ -80,7 +78,7 @@ def test_stages_of_a_rank_have_their_own_events() -> None:
     assert len(own.transfers) == 2
 
 
-def test_passes_read_the_buckets_of_their_layers() -> None:
+def test_passes_read_the_buckets_of_their_layers():
     own = outline()
     last = len(own.buckets) - 1
     assert own.buckets[0].matrices[:2] == ((10, 64), (64, 576))  # of 64 filters of 3 x 3 x 64
@@ -89,7 +87,7 @@ def test_passes_read_the_buckets_of_their_layers() -> None:
     assert own.reads["head.fc", 0].ahead == own.reads["stem.conv", 1].ahead == ()
 
 
-def test_buckets_are_shorter_between_hosts() -> None:
+def test_buckets_are_shorter_between_hosts():
     step = DryStep(WORK, BACKEND)
     inside, between = (step.outline(between_hosts=several) for several in (False, True))
     assert nbytes(inside.buckets) == pytest.approx(nbytes(between.buckets), rel=0.01)
@@ -106,7 +104,7 @@ def test_buckets_are_shorter_between_hosts() -> None:
     assert above[0] == above[1] > 0
 
 
-def test_events_of_a_step_are_in_its_order() -> None:
+def test_events_of_a_step_are_in_its_order():
     """Buckets become ready one after the other, and messages are awaited once."""
     own = outline()
     ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
@@ -123,7 +121,7 @@ def test_events_of_a_step_are_in_its_order() -> None:
         outline({"spatial": 64})
 
 
-def test_recomputation_keeps_less_and_cut_layers_have_fewer_parameters() -> None:
+def test_recomputation_keeps_less_and_cut_layers_have_fewer_parameters():
     plain, again = outline(), outline(recompute=3)
     names = [e.label.name for e in again.backward if isinstance(e, Compute)]
     assert any(name.endswith(" (recomputed)") for name in names)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +27,7 @@ def small_update(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "WIDTH", 64)
 
 
-def test_ranks_of_a_host_are_one_platform_with_positive_rates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_of_a_host_are_one_platform_with_positive_rates(tmp_path, monkeypatch):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
 
     def rank(comm):
@@ -46,9 +43,7 @@ def test_ranks_of_a_host_are_one_platform_with_positive_rates(
     assert min(platform.storage.loader, platform.messages.inside.bandwidth) > 0
 
 
-def test_a_platform_is_measured_once_and_kept_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_platform_is_measured_once_and_kept_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     backend = create_backend("cpu", threads=1)
     monkeypatch.setattr(job, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
@@ -68,9 +63,7 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
     assert platform_of(Serial(), backend, WORK).name == "again"
 
 
-def test_a_platform_that_is_measured_under_load_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_platform_that_is_measured_under_load_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     noisy = Calibration(Platform.load("laptop"), "", "", ("layers by 40 %",), ())
     monkeypatch.setattr(job, "calibrate", lambda *_, **__: noisy)
@@ -79,9 +72,7 @@ def test_a_platform_that_is_measured_under_load_is_not_kept(
 
 
 @each("axis", ["data", "pipeline"])
-def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
-    axis: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_job_is_predicted_with_the_compute_of_its_own_plan(axis, monkeypatch):
     """Rank 0 has the prediction, of all ranks and with all of its time in steps of 10 s a pass."""
     work = replace(WORK, batch=8, axes={axis: 2}, micro_batches=2 if axis == "pipeline" else None)
     real = job.measure_job
@@ -103,7 +94,7 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
     assert first.memory.total > 1e6
 
 
-def test_measured_steps_do_not_diverge(monkeypatch: pytest.MonkeyPatch):
+def test_measured_steps_do_not_diverge(monkeypatch):
     """With a learning rate of 1e6, an ordinary second step has a loss that is not finite."""
     monkeypatch.setattr(job, "MAX_SPREAD", math.inf)
     work = replace(WORK, axes={"data": 1}, optimizer_options={"lr": 1e6, "momentum": 0.9})

@@ -22,7 +22,7 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
 
 
 @each("name", platform_names())
-def test_a_saved_platform_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
+def test_a_saved_platform_is_loaded_unchanged(name, tmp_path):
     platform = Platform.load(name)
     assert platform.name == name
     assert Platform.load(FOLDER / f"{name}.yaml") == platform
@@ -51,29 +51,27 @@ CALL = "  call: 15 us"
         ("  add: 8 GB/s", "  classes: [3]", r"classes\[0\]: expected entries 'name: value'"),
     ],
 )
-def test_an_error_in_a_file_is_one_sentence_with_the_entry(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_an_error_in_a_file_is_one_sentence_with_the_entry(tmp_path, old, new, message):
     with pytest.raises(ValueError, match=message) as error:
         Platform.load(edited(tmp_path, old, new))
     assert "\n" not in str(error.value)
 
 
 @each("content", [b"", b"\xff\xfe", b"- a", b"a: *b"])
-def test_a_file_that_is_not_a_platform_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_platform_is_refused(tmp_path, content):
     (tmp_path / "x.yaml").write_bytes(content)
     with pytest.raises(ValueError, match="x.yaml: expected "):
         Platform.load(tmp_path / "x.yaml")
 
 
-def test_unknown_names_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_unknown_names_and_missing_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="unknown platform 'cpu-1gb'; did you mean 'cpu-1gbit'"):
         Platform.load("cpu-1gb")
     with pytest.raises(FileNotFoundError, match="platform: file .*x.yaml does not exist"):
         Platform.load(tmp_path / "x.yaml")
 
 
-def test_the_network_has_the_links_of_the_file() -> None:
+def test_the_network_has_the_links_of_the_file():
     laptop = Platform.load("laptop")
     network = laptop.network(6)
     assert network.routes[0, 0] == (1e-6, 6e9, ("inside 0",))
@@ -87,13 +85,13 @@ def test_the_network_has_the_links_of_the_file() -> None:
     assert network.routes[0, 1].bandwidth == 125e6
 
 
-def test_the_time_of_a_checkpoint_is_that_of_its_bytes() -> None:
+def test_the_time_of_a_checkpoint_is_that_of_its_bytes():
     storage = Platform.load("laptop").storage
     assert replace(storage, write=2e9).checkpoint(1e9) == 0.5
     assert replace(storage, write=None).checkpoint(1e9) == 0
 
 
-def test_the_link_between_hosts_depends_on_the_number_of_ranks() -> None:
+def test_the_link_between_hosts_depends_on_the_number_of_ranks():
     abci = Platform.load("abci")
     assert abci.hosts(6) == (0, 0, 0, 0, 1, 1)
     found = [abci.network(ranks).routes[0, 1].latency for ranks in (8, 68, 69, 136, 137)]

@@ -26,9 +26,7 @@ def project(projector: Projector, axes: dict[str, int] | None = None, **options:
     return projector.project(replace(projector.work, axes=axes or {}, **options))
 
 
-def test_one_rank_does_not_communicate_and_several_are_cut_as_their_axes_say(
-    projector: Projector,
-) -> None:
+def test_one_rank_does_not_communicate_and_several_are_cut_as_their_axes_say(projector):
     step = project(projector).step
     assert step.exposed == step.busy == step.idle == 0
     assert step.seconds == pytest.approx(step.compute)
@@ -40,14 +38,14 @@ def test_one_rank_does_not_communicate_and_several_are_cut_as_their_axes_say(
         assert own.layers_exposed == pytest.approx(sum(x.exchange for x in own.layers))
 
 
-def test_recomputation_adds_forward_passes_and_saves_memory(projector: Projector) -> None:
+def test_recomputation_adds_forward_passes_and_saves_memory(projector):
     plain = project(projector, {"data": 2})
     again = project(projector, {"data": 2}, recompute="auto")
     assert plain.step.recomputed == 0 < again.step.recomputed < again.step.forward
     assert again.memory.activations < plain.memory.activations
 
 
-def test_each_message_of_a_step_passes_the_links_once(projector: Projector) -> None:
+def test_each_message_of_a_step_passes_the_links_once(projector):
     work = replace(projector.work, axes={"data": 2, "spatial": 2})
     costs, outline = MessageCosts(projector.platform, work), projector.tables(work).outline
     rounds = [*costs.losses]
@@ -62,13 +60,13 @@ def test_each_message_of_a_step_passes_the_links_once(projector: Projector) -> N
     assert projector.project(work).step.busy == pytest.approx(busy)
 
 
-def test_a_sharded_optimizer_stores_its_part_only(projector: Projector) -> None:
+def test_a_sharded_optimizer_stores_its_part_only(projector):
     plain, sharded = (project(projector, {"data": 4}, scheme=s) for s in ("allreduce", "sharded"))
     assert sharded.memory.slots == plain.memory.slots / 4
     assert sharded.step.update == plain.step.update / 4
 
 
-def test_memory_beside_the_optimizer_depends_on_the_longest_bucket(projector: Projector) -> None:
+def test_memory_beside_the_optimizer_depends_on_the_longest_bucket(projector):
     """A reduce-scatter takes two arrays and its result, an average one in which it is computed."""
     sharded = replace(projector.work, axes={"data": 4}, scheme="sharded")
     alone, four = (
@@ -80,13 +78,13 @@ def test_memory_beside_the_optimizer_depends_on_the_longest_bucket(projector: Pr
     assert projector.project(sharded).memory.messages == 2.25 * four
 
 
-def test_stages_send_activations_and_gradients_of_each_micro_batch(projector: Projector) -> None:
+def test_stages_send_activations_and_gradients_of_each_micro_batch(projector):
     """Two values of 8,192 B for each of 16 samples, forward and backward, four times."""
     step = project(projector, {"pipeline": 2}, micro_batches=4).step
     assert step.busy == pytest.approx(4 * 2 * (25e-6 + 2 * 8192 * 16 / 1.25e9))
 
 
-def test_messages_to_all_ranks_begin_at_the_same_time(projector: Projector) -> None:
+def test_messages_to_all_ranks_begin_at_the_same_time(projector):
     """Two ranks of a host send two quarters each to the other host: the whole array."""
     cluster = replace(projector.platform.cluster, ranks_per_host=2)
     work = replace(projector.work, axes={"data": 4}, scheme="sharded_parameters")
@@ -96,7 +94,7 @@ def test_messages_to_all_ranks_begin_at_the_same_time(projector: Projector) -> N
     assert (one.latency, one.transfer) == pytest.approx((25e-6, bucket.nbytes / 1.25e9))
 
 
-def test_compression_sends_less(projector: Projector) -> None:
+def test_compression_sends_less(projector):
     plain, half = (project(projector, {"data": 2}, compress=c) for c in (None, "float16"))
     assert half.step.busy == pytest.approx(plain.step.busy / 2, rel=0.1)
     plain, half = (project(projector, {"data": 4}, compress=c) for c in (None, "float16"))
@@ -109,7 +107,7 @@ def test_compression_sends_less(projector: Projector) -> None:
     assert served.step.busy < sent.step.busy
 
 
-def test_ranks_that_share_cores_compute_longer_by_the_same_factor(projector: Projector) -> None:
+def test_ranks_that_share_cores_compute_longer_by_the_same_factor(projector):
     platform, threads = projector.platform, projector.platform.compute.threads
     own, shared = (
         projector.with_platform(
@@ -128,9 +126,7 @@ def test_ranks_that_share_cores_compute_longer_by_the_same_factor(projector: Pro
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sums_beside_the_backward_of_a_stage_take_less_than_after_it(
-    projector: Projector, rank: int
-) -> None:
+def test_sums_beside_the_backward_of_a_stage_take_less_than_after_it(projector, rank):
     work = replace(projector.work, axes={"data": 2, "pipeline": 2})
     costs, tables = MessageCosts(projector.platform, work), projector.tables(work, rank)
     backward = pass_time(tables, costs, 8, 0).backward
@@ -142,7 +138,7 @@ def test_sums_beside_the_backward_of_a_stage_take_less_than_after_it(
     assert within + after < alone < sum(map(sum, rounds))
 
 
-def test_two_directions_add_sums_over_the_ranks_with_the_same_stages(projector: Projector) -> None:
+def test_two_directions_add_sums_over_the_ranks_with_the_same_stages(projector):
     one, two = (
         project(projector, {"pipeline": 4}, pipeline_schedule=name) for name in ("1f1b", "chimera")
     )
@@ -153,9 +149,7 @@ def test_two_directions_add_sums_over_the_ranks_with_the_same_stages(projector: 
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_further_sharded_schemes_release_gradients_and_then_parameters(
-    projector: Projector, copies: int
-) -> None:
+def test_further_sharded_schemes_release_gradients_and_then_parameters(projector, copies):
     first, second, third = (
         project(projector, {"data": 4}, scheme=scheme, scheme_options={"copies": copies})
         for scheme in SHARDED
@@ -204,8 +198,6 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(
         ({"pipeline": 3}, {"pipeline_schedule": "chimera"}, "expected an even number of ranks"),
     ],
 )
-def test_what_has_no_formula_is_refused(
-    projector: Projector, axes: dict[str, int], options: dict[str, Any], message: str
-) -> None:
+def test_what_has_no_formula_is_refused(projector, axes, options, message):
     with pytest.raises(ValueError, match=message):
         project(projector, axes, **options)

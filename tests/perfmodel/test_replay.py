@@ -98,15 +98,13 @@ def recorded(timeline: Timeline) -> float:
     ids=str,
 )
 @pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST), (FAST, FAST)])
-def test_a_trace_replayed_on_another_network_takes_as_long_as_a_run_on_it(
-    options: dict[str, Any], before: str, after: str
-) -> None:
+def test_a_trace_replayed_on_another_network_takes_as_long_as_a_run_on_it(options, before, after):
     expected = recorded(recorded_at(repr(options), after))
     # Sums progress in tests, of which a trace has those that have completed a message only.
     assert seconds(recorded_at(repr(options), before), after) == pytest.approx(expected, rel=0.05)
 
 
-def test_a_trace_without_its_slow_rank_takes_as_long_as_a_run_without_one() -> None:
+def test_a_trace_without_its_slow_rank_takes_as_long_as_a_run_without_one():
     work = work_of(axes={"data": 4})
     disturbed = record(work, FAST, Disturbances(stragglers=(Straggler(2, 2.0),)))
     expected = recorded(record(work, FAST))
@@ -127,7 +125,7 @@ def test_a_trace_without_its_slow_rank_takes_as_long_as_a_run_without_one() -> N
     assert (blocks.find(sent["source"], sent["start"]) >= 0).all()
 
 
-def test_sums_follow_another_algorithm() -> None:
+def test_sums_follow_another_algorithm():
     options = {"axes": {"data": 4}, "overlap": False}
     expected = recorded(record(work_of(allreduce="ring", **options), SLOW))
     found = seconds(record(work_of(**options), FAST), SLOW, allreduce="ring")
@@ -136,7 +134,7 @@ def test_sums_follow_another_algorithm() -> None:
     assert seconds(ring, SLOW) == pytest.approx(expected, rel=0.02)
 
 
-def test_ranks_that_cannot_be_replaced_and_traces_without_steps_are_refused() -> None:
+def test_ranks_that_cannot_be_replaced_and_traces_without_steps_are_refused():
     timeline = record(work_of(axes={"data": 2}), FAST)
     for ranks in ((0, 1), (7,), ()):
         with pytest.raises(ValueError, match="--without"):
@@ -150,7 +148,7 @@ def test_ranks_that_cannot_be_replaced_and_traces_without_steps_are_refused() ->
         Replay(timeline)
 
 
-def test_ranks_are_placed_as_they_were_recorded() -> None:
+def test_ranks_are_placed_as_they_were_recorded():
     timeline = record(work_of(axes={"data": 4}), FAST)
     for hosts, found in (("abcd", 4), ("aabb", 2), ("abab", 4), ("abba", 4)):
         for host, about in zip(hosts, timeline.about, strict=True):

@@ -49,7 +49,7 @@ def simgrid(path: Path, pattern: str, ranks: int = 64) -> float:
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("pattern", "ranks"), CASES)
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)
-def test_a_pattern_takes_as_long_as_in_simgrid(path: Path, pattern: str, ranks: int) -> None:
+def test_a_pattern_takes_as_long_as_in_simgrid(path, pattern, ranks):
     cluster = Platform.load(path).cluster
     if ranks > cluster.hosts * cluster.ranks_per_host:
         pytest.skip("the platform is smaller")

@@ -1,9 +1,6 @@
 """Files of a run with other values: a page, or one sentence."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +12,7 @@ from tests.report.folders import write_run
 
 
 @each("name", ["run.json", "history.json", "measurements.jsonl"])
-def test_changed_values_give_sections_or_a_sentence(tmp_path: Path, name: str) -> None:
+def test_changed_values_give_sections_or_a_sentence(tmp_path, name):
     whole, changed = (write_run(tmp_path / key, ranks=ranks) for key, ranks in (("a", 1), ("b", 2)))
     text = (changed / name).read_bytes()
     read, sentences = 0, []

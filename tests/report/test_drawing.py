@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @each("format", FORMATS)
-def test_each_figure_of_the_page_is_a_file(tmp_path: Path, format: str, capsys: Capture) -> None:
+def test_each_figure_of_the_page_is_a_file(tmp_path, format, capsys):
     ranks = (1, 2) if format == "svg" else (2,)
     runs = [str(write_run(tmp_path / f"run-{n}", ranks=n)) for n in ranks]
     for n, run in zip(ranks, runs, strict=True) if format == "svg" else ():
@@ -57,7 +57,7 @@ def width(svg: str) -> float:
     return float(re.search(r'<svg .*?width="([\d.]+)pt"', svg, re.S)[1]) / 72  # type: ignore[index]
 
 
-def test_a_figure_has_axes_and_a_legend_of_several_meanings_but_no_title(tmp_path: Path) -> None:
+def test_a_figure_has_axes_and_a_legend_of_several_meanings_but_no_title(tmp_path):
     names = {"a_run_with_a_long_name (seed 1)": "#112233", "another " * 12: "#445566"}
     kinds = {"training": {}, "validation": {"dash": "dash"}}
     data = [
@@ -85,7 +85,7 @@ def test_a_figure_has_axes_and_a_legend_of_several_meanings_but_no_title(tmp_pat
     assert width(svg) == pytest.approx(PAGE_INCHES)
 
 
-def test_bars_of_a_stack_begin_where_the_preceding_ones_end(tmp_path: Path) -> None:
+def test_bars_of_a_stack_begin_where_the_preceding_ones_end(tmp_path):
     parts = {"compute": [1.0, 2.0], "data": [3.0, 1.0], "other": [0.0, 0.0]}
     legend = {"compute": "#3B5998", "data": "#E69F00", "other": "#8A8A8A"}
     figure = stacked_bars("A", ["rank 0", "rank 1"], parts, {"title": "time (s)", "range": [0, 4]})

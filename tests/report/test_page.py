@@ -43,9 +43,7 @@ def written(tmp_path: Path, *ranks: int) -> Path:
     return file
 
 
-def test_the_page_has_all_figures_escapes_text_and_refers_to_no_other_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_has_all_figures_escapes_text_and_refers_to_no_other_file(tmp_path, capsys):
     file = written(tmp_path, 1, 2)
     text = file.read_text()
     assert capsys.readouterr().out == f"{file}: {file.stat().st_size / 1e6:.1f} MB\n"
@@ -60,8 +58,8 @@ def test_the_page_has_all_figures_escapes_text_and_refers_to_no_other_file(
 
 
 def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_several_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "MAX_SPREAD", math.inf)  # other tests keep the machine busy
     monkeypatch.setattr(predicted, "MIN_STEPS", 0)
@@ -83,20 +81,14 @@ def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_se
 
 @each(("package", "options"), [("jinja2", []), ("matplotlib", ["--figures=pdf"])])
 def test_a_missing_package_is_a_sentence_with_the_command(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    package: str,
-    options: list[str],
-) -> None:
+    tmp_path, monkeypatch, capsys, package, options
+):
     monkeypatch.setitem(sys.modules, package, None)
     assert main([str(write_run(tmp_path / "run")), "-o", str(tmp_path / "page"), *options]) == 1
     assert f"requires {package}; install it with: pip install" in capsys.readouterr().err
 
 
-def test_wrong_folders_and_outputs_are_sentences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_folders_and_outputs_are_sentences(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert "contains no run; give the folder that a run prints" in capsys.readouterr().err
     run = str(write_run(tmp_path / "run"))
@@ -110,9 +102,7 @@ def test_wrong_folders_and_outputs_are_sentences(
 @pytest.mark.long
 @pytest.mark.skipif(not browser.find(), reason="there is no Chromium on the PATH")
 @each("ranks", [(2,), (1, 2), (1, 2, 4)])
-def test_a_browser_draws_every_figure_without_errors_at_both_widths_light_and_dark(
-    tmp_path: Path, ranks: tuple[int, ...]
-) -> None:
+def test_a_browser_draws_every_figure_without_errors_at_both_widths_light_and_dark(tmp_path, ranks):
     file = written(tmp_path, *ranks)
     with browser.browser(tmp_path / "profile") as tab:
         for width, scheme in ((1280, "light"), (400, "light"), (400, "dark")):
@@ -134,7 +124,7 @@ def test_a_browser_draws_every_figure_without_errors_at_both_widths_light_and_da
 
 @pytest.mark.long
 @pytest.mark.skipif(not browser.find(), reason="there is no Chromium on the PATH")
-def test_headings_sort_rows_by_number_and_entries_of_legends_hide_traces(tmp_path: Path) -> None:
+def test_headings_sort_rows_by_number_and_entries_of_legends_hide_traces(tmp_path):
     file = written(tmp_path, 1, 2, 4)
     with browser.browser(tmp_path / "profile") as tab:
         tab.open(file, 1280)

@@ -1,9 +1,6 @@
 """Folders of runs as reports read them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from tests.each import each
 from tests.report.folders import EPOCHS, measured, write_run
 
 
-def test_a_run_has_its_history_intervals_and_numbers_of_ranks(tmp_path: Path) -> None:
+def test_a_run_has_its_history_intervals_and_numbers_of_ranks(tmp_path):
     [run] = read_runs([write_run(tmp_path / "run", ranks=2)])
     assert run.label == "run"
     assert run.size == 2
@@ -23,7 +20,7 @@ def test_a_run_has_its_history_intervals_and_numbers_of_ranks(tmp_path: Path) ->
     assert run.totals()[1]["peak_memory"] == 2e8
 
 
-def test_a_run_of_an_earlier_version_has_a_history_only(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_has_a_history_only(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "measurements.jsonl").unlink()
     (folder / "run.json").unlink()
@@ -32,7 +29,7 @@ def test_a_run_of_an_earlier_version_has_a_history_only(tmp_path: Path) -> None:
     assert run.samples_per_second() is None
 
 
-def test_of_an_epoch_that_was_repeated_the_last_line_is_valid(tmp_path: Path) -> None:
+def test_of_an_epoch_that_was_repeated_the_last_line_is_valid(tmp_path):
     folder = write_run(tmp_path / "run", ranks=4)
     with (folder / "measurements.jsonl").open("a") as file:
         file.write('{"epoch": 2, "intervals": {"st\n')  # cut short
@@ -43,7 +40,7 @@ def test_of_an_epoch_that_was_repeated_the_last_line_is_valid(tmp_path: Path) ->
     assert [rank["total"] for rank in run.totals()] == [3.0, 3.0]
 
 
-def test_labels_of_runs_differ(tmp_path: Path) -> None:
+def test_labels_of_runs_differ(tmp_path):
     folders = [write_run(tmp_path / name) for name in ("a/run", "b/run", "b/other")]
     assert [run.label for run in read_runs(folders)] == ["a/run", "b/run", "other"]
 
@@ -58,9 +55,7 @@ def test_labels_of_runs_differ(tmp_path: Path) -> None:
         ("run.json", "[]", "run.json is damaged: it must contain an object; give"),
     ],
 )
-def test_a_folder_without_a_readable_run_is_refused(
-    tmp_path: Path, name: str, content: str | None, said: str
-) -> None:
+def test_a_folder_without_a_readable_run_is_refused(tmp_path, name, content, said):
     folder = write_run(tmp_path / "run")
     (folder / name).unlink()
     if content is not None:
@@ -69,7 +64,7 @@ def test_a_folder_without_a_readable_run_is_refused(
         read_runs([folder])
 
 
-def test_a_folder_that_is_missing_or_named_twice_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_or_named_twice_is_refused(tmp_path):
     folder = write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"report: .*empty contains no run; give the folder"):

@@ -27,9 +27,7 @@ def figure(section: Section, title: str) -> Figure:
     return next(figure for figure in section.figures if figure.title == title)
 
 
-def test_curves_are_those_of_the_intervals_and_of_validation_those_of_epochs(
-    tmp_path: Path,
-) -> None:
+def test_curves_are_those_of_the_intervals_and_of_validation_those_of_epochs(tmp_path):
     section = training(runs(tmp_path, 1))
     assert [found.title for found in section.figures] == ["Loss", "Accuracy", "Learning rate"]
     inside, ends = figure(section, "Loss").data
@@ -41,7 +39,7 @@ def test_curves_are_those_of_the_intervals_and_of_validation_those_of_epochs(
     assert [one["y"].tolist() for one in rates] == [pytest.approx([n] * 30) for n in (640, 1280)]
 
 
-def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
+def test_parts_of_a_rank_add_up_to_its_time(tmp_path):
     section = phases(runs(tmp_path, 2))
     ranks, epochs = section.figures
     by_name = {bars["name"]: bars["x"][1] for bars in ranks.data}
@@ -53,7 +51,7 @@ def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
     )
 
 
-def test_of_many_values_the_smallest_and_the_largest_are_shown() -> None:
+def test_of_many_values_the_smallest_and_the_largest_are_shown():
     seconds = [float((7 * rank) % 101) for rank in range(101)]
     shown = some_of(seconds, MAX_RANKS)
     assert len({*shown}) == MAX_RANKS
@@ -61,7 +59,7 @@ def test_of_many_values_the_smallest_and_the_largest_are_shown() -> None:
     assert some_of([2.0, 1.0], MAX_RANKS) == [0, 1]
 
 
-def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path) -> None:
+def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path):
     four, two = runs(tmp_path, 4, 2)
     for epoch in four.intervals:
         epoch.seconds *= 2
@@ -78,9 +76,7 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path)
     assert parts["communication"] == pytest.approx([10, 10])  # ms: 0.2 s in 20 steps
 
 
-def test_runs_with_other_options_are_another_series_of_the_same_run_on_one_rank(
-    tmp_path: Path,
-) -> None:
+def test_runs_with_other_options_are_another_series_of_the_same_run_on_one_rank(tmp_path):
     [one] = runs(tmp_path, 1)
     others = []
     for name in ("ring", "tree"):
@@ -96,7 +92,7 @@ def test_runs_with_other_options_are_another_series_of_the_same_run_on_one_rank(
     assert "name several RUNs" in alike.absent
 
 
-def test_efficiencies_have_a_spread_and_the_number_of_cores_with_warnings(tmp_path: Path) -> None:
+def test_efficiencies_have_a_spread_and_the_number_of_cores_with_warnings(tmp_path):
     """Four ranks on two cores, beside one rank whose fastest intervals are twice as fast."""
     cpu = {"environment": {"cpu": {"usable": 2}}, "hosts": 1}
     one, four = runs(tmp_path, 1, 4, **cpu)
@@ -114,7 +110,7 @@ def test_efficiencies_have_a_spread_and_the_number_of_cores_with_warnings(tmp_pa
     assert bars["arrayminus"] == pytest.approx([0, 4000 / 9 - 400])
 
 
-def test_runs_that_are_in_no_series_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_runs_that_are_in_no_series_are_named_with_the_reason(tmp_path):
     options = {"configuration": {"model": "cnn", "dataset": "synthetic"}}
     [alone] = runs(tmp_path / "alone", 2, **options)
     unmeasured = write_run(tmp_path / "old", ranks=8)
@@ -130,7 +126,7 @@ def test_runs_that_are_in_no_series_are_named_with_the_reason(tmp_path: Path) ->
     assert "run-2, as no run has another number of ranks than 2" in nothing.absent
 
 
-def test_options_that_differ_are_highlighted_and_others_are_folded(tmp_path: Path) -> None:
+def test_options_that_differ_are_highlighted_and_others_are_folded(tmp_path):
     found = runs(tmp_path, 1) + runs(tmp_path / "b", 2, lr=0.2)
     differing, equal, facts, _ = configuration(found).tables
     assert differing.rows == [["lr", "0.1", "0.2"]]
@@ -143,7 +139,7 @@ def test_options_that_differ_are_highlighted_and_others_are_folded(tmp_path: Pat
     assert ["cpu cores", "2"] in machine.rows
 
 
-def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
+def test_results_are_those_of_the_last_epoch(tmp_path):
     [table] = overview(runs(tmp_path, 1, 2)).tables
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["training loss"] == ["0.6667", "0.6667"]
@@ -155,7 +151,7 @@ def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
     assert len(overview(runs(tmp_path / "many", 1, 2, 3, 4, 5)).tables[0].rows) == 5
 
 
-def test_the_best_epoch_is_that_of_the_monitored_value_or_of_the_validation(tmp_path: Path) -> None:
+def test_the_best_epoch_is_that_of_the_monitored_value_or_of_the_validation(tmp_path):
     [run] = runs(tmp_path, 1)
     assert run.monitored == "val_accuracy"
     for epoch, logs in enumerate(run.history):
@@ -166,7 +162,7 @@ def test_the_best_epoch_is_that_of_the_monitored_value_or_of_the_validation(tmp_
     assert run.monitored == "val_loss"
 
 
-def test_swept_options_are_in_the_results_and_in_the_names_of_runs(tmp_path: Path) -> None:
+def test_swept_options_are_in_the_results_and_in_the_names_of_runs(tmp_path):
     first = write_run(tmp_path / "a", lr=0.1)
     found = read_runs([first, *(write_run(tmp_path / f"b{i}", lr=0.2) for i in range(4))])
     [table] = overview(found).tables
@@ -179,7 +175,7 @@ def test_swept_options_are_in_the_results_and_in_the_names_of_runs(tmp_path: Pat
     assert {trace["name"] for trace in figure(training(found), "Loss").data} == {*names}
 
 
-def test_values_of_virtual_ranks_are_over_their_time(tmp_path: Path) -> None:
+def test_values_of_virtual_ranks_are_over_their_time(tmp_path):
     folder = write_run(tmp_path / "run")
     history = json.loads((folder / "history.json").read_text())
     for entry in history:
@@ -200,7 +196,7 @@ PREDICTED = {
 }
 
 
-def test_measured_parts_of_a_step_are_beside_the_predicted_ones(tmp_path: Path) -> None:
+def test_measured_parts_of_a_step_are_beside_the_predicted_ones(tmp_path):
     """20 steps of 0.9 / 20 s, of which 0.2 / 20 s are communication, and 0.1 / 20 s of data."""
     folder = write_run(tmp_path / "run", predicted=PREDICTED)
     [table] = predicted(read_runs([folder])).tables
@@ -235,13 +231,13 @@ def test_measured_parts_of_a_step_are_beside_the_predicted_ones(tmp_path: Path) 
         (PREDICTED | {"seconds": 0}, "no run has a prediction in run.json"),
     ],
 )
-def test_a_run_without_a_prediction_says_why(tmp_path: Path, entry: Any, reason: str) -> None:
+def test_a_run_without_a_prediction_says_why(tmp_path, entry, reason):
     section = predicted(read_runs([write_run(tmp_path / "run", predicted=entry)]))
     assert section.empty
     assert section.absent == reason
 
 
-def test_a_run_without_measurements_says_how_to_get_them(tmp_path: Path) -> None:
+def test_a_run_without_measurements_says_how_to_get_them(tmp_path):
     folder = write_run(tmp_path / "run")
     for name in ("measurements.jsonl", "run.json"):
         (folder / name).unlink()
@@ -254,7 +250,7 @@ def test_a_run_without_measurements_says_how_to_get_them(tmp_path: Path) -> None
     assert not overview(found).empty
 
 
-def test_numbers_of_a_figure_are_short_and_its_text_cannot_end_the_script() -> None:
+def test_numbers_of_a_figure_are_short_and_its_text_cannot_end_the_script():
     text = Figure("t", [{"y": [1 / 3, float("nan")]}], "</script>", "y").json()
     assert json.loads(text)["data"][0]["y"] == [0.333333, None]
     assert "<" not in text

@@ -38,9 +38,7 @@ def cells(section: Section, title: str) -> list[str]:
     return [*next(table for table in section.tables if table.title.startswith(title)).rows[0]]
 
 
-def test_the_parts_of_a_step_add_up_to_it_and_the_slow_rank_and_layer_are_named(
-    tmp_path: Path,
-) -> None:
+def test_the_parts_of_a_step_add_up_to_it_and_the_slow_rank_and_layer_are_named(tmp_path):
     run = traced(tmp_path)
     assert run.traced
     section = steps([run])
@@ -57,8 +55,8 @@ def test_the_parts_of_a_step_add_up_to_it_and_the_slow_rank_and_layer_are_named(
 
 
 def test_the_timeline_has_the_activities_of_the_step_of_median_duration_and_of_the_slowest(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     median, slowest = timeline([traced(tmp_path)]).figures
     assert median.title.startswith("run: median duration, step 2 of epoch 1, ")
     assert slowest.title.startswith("run: the slowest step, step 4 of epoch 1, ")
@@ -73,8 +71,8 @@ def test_the_timeline_has_the_activities_of_the_step_of_median_duration_and_of_t
 
 
 def test_the_timeline_has_the_steps_that_were_asked_for_without_short_activities_if_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     run = traced(tmp_path, ranks=2)
     monkeypatch.setattr("pydtnn.report.timeline.MAX_BARS", 20)
     [figure] = timeline([run], [Step(1, 3)]).figures
@@ -85,7 +83,7 @@ def test_the_timeline_has_the_steps_that_were_asked_for_without_short_activities
         timeline([run], [Step(1, 9)])
 
 
-def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path: Path) -> None:
+def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path):
     sent, waited = messages([traced(tmp_path)]).figures
     assert sent.title == "run: bytes sent per step"
     expected = np.roll(np.eye(4), 1, axis=1) * 2 * 2 * 1.5  # kB: buckets x rounds x 1500 B
@@ -103,7 +101,7 @@ def matrix(figure: Figure, size: int) -> np.ndarray:
     return found
 
 
-def test_of_many_ranks_neighbours_are_added_up_and_of_many_points_the_highest_are_kept() -> None:
+def test_of_many_ranks_neighbours_are_added_up_and_of_many_points_the_highest_are_kept():
     values = np.arange(130.0 * 130).reshape(130, 130)
     sums = blocks(values)
     assert sums.shape == (44, 44)
@@ -117,7 +115,7 @@ def test_of_many_ranks_neighbours_are_added_up_and_of_many_points_the_highest_ar
     np.testing.assert_array_equal(peaks, y[x])
 
 
-def test_collective_calls_have_waits_and_memory_but_no_messages(tmp_path: Path) -> None:
+def test_collective_calls_have_waits_and_memory_but_no_messages(tmp_path):
     run = traced(tmp_path, messages=False)
     [waited] = messages([run]).figures
     assert waited.title == "run: waiting per step"
@@ -129,7 +127,7 @@ def test_collective_calls_have_waits_and_memory_but_no_messages(tmp_path: Path) 
     np.testing.assert_allclose(figure.data[0]["y"], 1e-3)
 
 
-def test_layers_have_points_of_both_directions_and_a_table(tmp_path: Path) -> None:
+def test_layers_have_points_of_both_directions_and_a_table(tmp_path):
     section = layers([traced(tmp_path)])
     forward, backward = section.figures[0].data
     assert section.figures[0].title == "run: roofline"
@@ -143,7 +141,7 @@ def test_layers_have_points_of_both_directions_and_a_table(tmp_path: Path) -> No
     np.testing.assert_allclose(first["x"], [3.02, 2.02, 1.02], rtol=0.01)  # ms
 
 
-def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_path: Path) -> None:
+def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_path):
     run = traced(tmp_path)
     assert run.traced
     limits = {"flops_per_second": 8e9, "bytes_per_second": 2e9}
@@ -159,9 +157,7 @@ def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_pa
     assert layers([run]).figures[0].caption.startswith("6 of 6 points are above the line: ")
 
 
-def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_scales(
-    tmp_path: Path,
-) -> None:
+def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_scales(tmp_path):
     folders = [write_folder(tmp_path / f"run-{n}", ranks=n) for n in (1, 2)]
     for n, folder in zip((1, 2), folders, strict=True):
         write_run(folder / "trace", ranks=n, slower=lambda *where: n * MS // 10)  # noqa: B023
@@ -185,7 +181,7 @@ def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_sca
     assert all(len(ranges) == 1 for ranges in scales.values())
 
 
-def test_traces_of_which_nothing_can_be_shown_say_why(tmp_path: Path) -> None:
+def test_traces_of_which_nothing_can_be_shown_say_why(tmp_path):
     found = sections_of(read_runs([write_folder(tmp_path / "without")]))
     absent = {section.name: section.absent for section in found if section.empty}
     for name in ("steps", "timeline", "layers", "messages", "memory"):
@@ -206,7 +202,7 @@ def test_traces_of_which_nothing_can_be_shown_say_why(tmp_path: Path) -> None:
         read_runs([folder], [str(folder / "trace")])
 
 
-def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path: Path) -> None:
+def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path):
     options = {"configuration": {"model": "mlp", "trace": str(tmp_path / "elsewhere")}}
     folders = [write_folder(tmp_path / name, **options) for name in ("a", "b")]
     assert read_runs(folders)[0].traced is None

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_has_what_its_command_has_written(trained: Path) -> None:
+def test_a_run_has_what_its_command_has_written(trained):
     run = pydtnn.load_run(trained)
     assert run.configuration["epochs"] == run.planned == run.epochs == 2
     assert run.about["environment"]["pydtnn"] == pydtnn.__version__
@@ -46,7 +45,7 @@ def test_a_run_has_what_its_command_has_written(trained: Path) -> None:
     assert best[1] == max(columns["val_accuracy"])
 
 
-def test_the_model_of_a_run_has_the_best_or_the_last_weights(trained: Path) -> None:
+def test_the_model_of_a_run_has_the_best_or_the_last_weights(trained):
     run = pydtnn.load_run(trained)
     best, last = run.model(), run.model("last")
     saved = pydtnn.weights.load_weights(run.model("last"), trained / "best.safetensors")
@@ -60,7 +59,7 @@ def test_the_model_of_a_run_has_the_best_or_the_last_weights(trained: Path) -> N
     assert best.inputs is not None  # raw samples are normalised as in training
 
 
-def test_a_run_that_ended_early_is_finished_and_one_that_is_cut_off_is_not(tmp_path: Path) -> None:
+def test_a_run_that_ended_early_is_finished_and_one_that_is_cut_off_is_not(tmp_path):
     folder = write_run(tmp_path / "a", configuration={"epochs": 9})
     assert pydtnn.load_run(folder).state == "interrupted"
     (folder / "run.json").write_text('{"configuration": {"epochs": 9}, "ended": "now"}')
@@ -68,7 +67,7 @@ def test_a_run_that_ended_early_is_finished_and_one_that_is_cut_off_is_not(tmp_p
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system has no /proc/locks")
-def test_a_run_whose_folder_is_locked_is_running(tmp_path: Path) -> None:
+def test_a_run_whose_folder_is_locked_is_running(tmp_path):
     folder = write_run(tmp_path / "a", configuration={"epochs": 9})
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -79,7 +78,7 @@ def test_a_run_whose_folder_is_locked_is_running(tmp_path: Path) -> None:
     assert pydtnn.load_run(folder).state == "interrupted"
 
 
-def test_values_that_are_not_finite_are_none_and_nan_and_there_may_be_none(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_none_and_nan_and_there_may_be_none(tmp_path):
     folder = write_run(tmp_path / "a")
     run = pydtnn.load_run(folder)
     assert run.history[0]["val_loss"] is None
@@ -94,7 +93,7 @@ def test_values_that_are_not_finite_are_none_and_nan_and_there_may_be_none(tmp_p
     assert [*run.columns()] == ["epoch"]
 
 
-def test_runs_are_found_newest_first_and_to_a_depth(tmp_path: Path) -> None:
+def test_runs_are_found_newest_first_and_to_a_depth(tmp_path):
     for age, name in enumerate(("new", "sub/old", "sub/sub/older")):
         folder = write_run(tmp_path / name)
         os.utime(folder / "run.json", (9 - age, 9 - age))
@@ -113,9 +112,7 @@ def test_runs_are_found_newest_first_and_to_a_depth(tmp_path: Path) -> None:
         ("history.json", b"\xff", "history.json is damaged: it cannot be parsed"),
     ],
 )
-def test_a_damaged_run_is_one_sentence(
-    name: str, content: bytes, said: str, tmp_path: Path
-) -> None:
+def test_a_damaged_run_is_one_sentence(name, content, said, tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"^load_run: .*{said}; give the folder of another run$"):
@@ -141,8 +138,8 @@ def without_a_layer(data: bytes) -> bytes:
     ],
 )
 def test_a_model_without_its_files_or_with_damaged_ones_is_one_sentence(
-    name: str, change: Any, weights: str, said: str, trained: Path, tmp_path: Path
-) -> None:
+    name, change, weights, said, trained, tmp_path
+):
     for file in ("run.json", "history.json", "model.json", "best.safetensors"):
         data = (trained / file).read_bytes()
         if file != name:
@@ -163,7 +160,7 @@ def test_a_model_without_its_files_or_with_damaged_ones_is_one_sentence(
         ("lr", [1]),
     ],
 )
-def test_intervals_that_cannot_be_are_refused(name: str, values: list[float]) -> None:
+def test_intervals_that_cannot_be_are_refused(name, values):
     columns = {"step": [1, 2], "seconds": [1, 1], "samples": [8, 5], "loss": [2, 1], "lr": [1, 1]}
     assert read_intervals(3, columns).step.tolist() == [1, 2]
     with pytest.raises(ValueError, match="must "):
@@ -171,7 +168,7 @@ def test_intervals_that_cannot_be_are_refused(name: str, values: list[float]) ->
 
 
 @each("name", ["run.json", "history.json", "measurements.jsonl"])
-def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read(name, tmp_path):
     folder = write_run(tmp_path / "a")
     os.truncate(folder / name, MAX_TEXT_B + 1)  # without blocks on the disk
     with pytest.raises(ValueError, match=f"^load_run: .*{name} must have at most 268,435,456 B"):

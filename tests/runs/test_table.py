@@ -42,7 +42,7 @@ def names(printed: str) -> list[str]:
     return [line.split()[0].removeprefix("runs/") for line in printed.splitlines()[1:]]
 
 
-def test_a_row_has_the_results_and_the_state_of_a_run(runs: Path, capsys: Capture) -> None:
+def test_a_row_has_the_results_and_the_state_of_a_run(runs, capsys):
     assert main([]) == 0
     head, first, second, _ = capsys.readouterr().out.splitlines()
     columns = "run model data ranks epochs best val_accuracy samples/s time started state"
@@ -69,8 +69,8 @@ def test_a_row_has_the_results_and_the_state_of_a_run(runs: Path, capsys: Captur
     ],
 )
 def test_rows_are_sorted_and_filtered_by_columns_options_and_results(
-    options: list[str], expected: list[str], runs: Path, capsys: Capture
-) -> None:
+    options, expected, runs, capsys
+):
     assert main(options) == 0
     assert names(capsys.readouterr().out) == expected
 
@@ -86,9 +86,7 @@ def test_rows_are_sorted_and_filtered_by_columns_options_and_results(
         (["--diff", "mlp-1", "mlp-9"], "mlp-9 does not exist; give the folder of a run"),
     ],
 )
-def test_a_mistake_is_one_sentence(
-    options: list[str], said: str, runs: Path, capsys: Capture
-) -> None:
+def test_a_mistake_is_one_sentence(options, said, runs, capsys):
     assert main(options) == 1
     printed, told = capsys.readouterr()
     assert printed == ""
@@ -98,9 +96,7 @@ def test_a_mistake_is_one_sentence(
 
 
 @each("width", [30, 50, 60, 80, 100, 120, 200])
-def test_a_table_is_not_wider_than_the_terminal(
-    width: int, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_not_wider_than_the_terminal(width, runs, capsys, monkeypatch):
     rows = select_rows([load_run(path) for path in sorted(runs.iterdir())], [], "run")
     lines = show(rows, width)
     assert max(map(len, lines)) <= max(width, 52)  # four columns are always shown
@@ -112,7 +108,7 @@ def test_a_table_is_not_wider_than_the_terminal(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= max(width, 52)
 
 
-def test_differences_are_options_and_facts(runs: Path, capsys: Capture) -> None:
+def test_differences_are_options_and_facts(runs, capsys):
     assert main(["--diff", "mlp-1", "runs/cnn-a-long-name-of-a-sweep"]) == 0
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows == {
@@ -124,7 +120,7 @@ def test_differences_are_options_and_facts(runs: Path, capsys: Capture) -> None:
     }
 
 
-def test_json_and_csv_have_the_numbers_in_full(runs: Path, capsys: Capture) -> None:
+def test_json_and_csv_have_the_numbers_in_full(runs, capsys):
     assert main(["--format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["rate"] for row in rows] == [pytest.approx(640), None, pytest.approx(1920)]
@@ -137,7 +133,7 @@ def test_json_and_csv_have_the_numbers_in_full(runs: Path, capsys: Capture) -> N
     ]
 
 
-def test_a_damaged_run_is_reported_beside_the_others(runs: Path, capsys: Capture) -> None:
+def test_a_damaged_run_is_reported_beside_the_others(runs, capsys):
     (runs / "mlp-2" / "run.json").write_text("{")
     os.utime(runs / "mlp-2" / "run.json")
     assert main(["runs"]) == 0

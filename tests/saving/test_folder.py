@@ -30,7 +30,7 @@ def weights(path: Path) -> bytes:
     return load(path).state()["linear.w"].tobytes()
 
 
-def test_an_existing_model_is_replaced_and_nothing_else_remains(tmp_path: Path) -> None:
+def test_an_existing_model_is_replaced_and_nothing_else_remains(tmp_path):
     path = tmp_path / "new" / "m.pydtnn"
     path.mkdir(parents=True)  # an empty folder becomes a model
     for seed in (0, 1):
@@ -40,7 +40,7 @@ def test_an_existing_model_is_replaced_and_nothing_else_remains(tmp_path: Path) 
         assert [p.name for p in path.parent.iterdir()] == ["m.pydtnn"]
 
 
-def test_a_folder_with_anything_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_with_anything_else_is_not_replaced(tmp_path):
     save_model(model(), tmp_path / "m")
     (tmp_path / "m" / "notes.txt").write_text("")
     with pytest.raises(ValueError, match=r"^save: folder .*/m is not a saved model, .* notes\.txt"):
@@ -53,9 +53,7 @@ def test_a_folder_with_anything_else_is_not_replaced(tmp_path: Path) -> None:
         save_model(model(), "/")
 
 
-def test_a_failed_replacement_leaves_the_earlier_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_replacement_leaves_the_earlier_model(tmp_path, monkeypatch):
     path = tmp_path / "m"
     save_model(model(), path)
 
@@ -71,9 +69,7 @@ def test_a_failed_replacement_leaves_the_earlier_model(
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
-def test_the_earlier_model_is_found_after_an_interruption_between_two_renames(
-    tmp_path: Path,
-) -> None:
+def test_the_earlier_model_is_found_after_an_interruption_between_two_renames(tmp_path):
     path = tmp_path / "m"
     save_model(model(), path)
     path.rename(tmp_path / ".m.replaced")
@@ -87,7 +83,7 @@ def test_the_earlier_model_is_found_after_an_interruption_between_two_renames(
     assert other.state()["linear.w"].tobytes() == model(1).state()["linear.w"].tobytes()
 
 
-def test_what_is_no_saved_model_is_told(tmp_path: Path) -> None:
+def test_what_is_no_saved_model_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^load: folder .*/none does not exist$"):
         load(tmp_path / "none")
     with pytest.raises(ValueError, match=r"is not a saved model: it does not contain model\.json$"):
@@ -156,9 +152,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (samples(std=[0]), r"samples of input 0: mean and std must have one number for each of"),
     ],
 )
-def test_wrong_content_with_right_checksums_is_told_in_a_sentence(
-    change: Change, message: str, saved: Path, tmp_path: Path
-) -> None:
+def test_wrong_content_with_right_checksums_is_told_in_a_sentence(change, message, saved, tmp_path):
     content = json.loads((saved / MODEL).read_text())
     change(content)
     weights = (saved / WEIGHTS).read_bytes()
@@ -169,9 +163,7 @@ def test_wrong_content_with_right_checksums_is_told_in_a_sentence(
 
 @each("file", [MODEL, WEIGHTS, SHA256.file])
 @each("cut", [0, 1, -1])
-def test_a_truncated_or_missing_file_is_told_in_a_sentence(
-    file: str, cut: int, saved: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_or_missing_file_is_told_in_a_sentence(file, cut, saved, tmp_path):
     shutil.copytree(saved, tmp_path / "m")
     data = (saved / file).read_bytes()
     (tmp_path / "m" / file).write_bytes(data[:cut] if file != SHA256.file else data[: cut * 9])

@@ -46,9 +46,7 @@ assert "tests" not in sys.modules
 """
 
 
-def test_another_process_predicts_the_same_bytes_without_code_and_training_set(
-    tmp_path: Path,
-) -> None:
+def test_another_process_predicts_the_same_bytes_without_code_and_training_set(tmp_path):
     for name, model in (("residual", known(residual())), ("two", known(two()))):
         save_model(model, tmp_path / f"{name}.pydtnn")
         x = tuple(pixels(7, *shape, seed=1) for shape in model.input_shapes)
@@ -70,7 +68,7 @@ def test_another_process_predicts_the_same_bytes_without_code_and_training_set(
         (two, "float32"),
     ],
 )
-def test_models_of_all_types_come_back_bit_for_bit(make: Any, dtype: str, tmp_path: Path) -> None:
+def test_models_of_all_types_come_back_bit_for_bit(make, dtype, tmp_path):
     """With their classes and statistics; what is loaded can be saved again."""
     model = known(make(dtype), class_names=["cat", "dog", "hen"])
     save_model(model, tmp_path / "m")
@@ -91,7 +89,7 @@ def test_models_of_all_types_come_back_bit_for_bit(make: Any, dtype: str, tmp_pa
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "m" / name).read_bytes()
 
 
-def test_a_model_is_loaded_for_another_backend_and_type(tmp_path: Path) -> None:
+def test_a_model_is_loaded_for_another_backend_and_type(tmp_path):
     model = known(residual())
     save_model(model, tmp_path / "m")
     other = load(tmp_path / "m", backend="numpy", dtype="float64")
@@ -102,7 +100,7 @@ def test_a_model_is_loaded_for_another_backend_and_type(tmp_path: Path) -> None:
         load(tmp_path / "m", dtype="int8")
 
 
-def test_a_custom_layer_is_passed_with_its_options(tmp_path: Path) -> None:
+def test_a_custom_layer_is_passed_with_its_options(tmp_path):
     model = scaled()
     save_model(model, tmp_path / "m")
     loaded = load(tmp_path / "m", backend="numpy", custom={"Scale": Scale})
@@ -117,7 +115,7 @@ def test_a_custom_layer_is_passed_with_its_options(tmp_path: Path) -> None:
     assert load(tmp_path / "m", custom={full: Scale}).layers[0].name == scale.name
 
 
-def test_a_custom_layer_that_is_not_passed_is_not_imported(tmp_path: Path) -> None:
+def test_a_custom_layer_that_is_not_passed_is_not_imported(tmp_path):
     save_model(scaled(), tmp_path / "m")
     with pytest.raises(
         ValueError,
@@ -132,7 +130,7 @@ def test_a_custom_layer_that_is_not_passed_is_not_imported(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_a_layer_of_a_script_is_stored_with_the_path_of_the_script(tmp_path: Path) -> None:
+def test_a_layer_of_a_script_is_stored_with_the_path_of_the_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "from pydtnn.layers import Identity\n"
@@ -147,9 +145,7 @@ def test_a_layer_of_a_script_is_stored_with_the_path_of_the_script(tmp_path: Pat
 
 
 @each(("value", "given"), [(np.zeros(3), "ndarray"), (print, "builtin_f"), ({1: 2}, "dict")])
-def test_an_option_that_cannot_be_saved_is_told_with_its_layer(
-    value: object, given: str, tmp_path: Path
-) -> None:
+def test_an_option_that_cannot_be_saved_is_told_with_its_layer(value, given, tmp_path):
     model = Model(Sequential(Linear(2), Scale(1.0, key=[value])), (4,), backend="numpy")
     message = rf"^layer scale1: option more must be a number, text, .*, got {given}.*; "
     with pytest.raises(ValueError, match=message):
@@ -157,7 +153,7 @@ def test_an_option_that_cannot_be_saved_is_told_with_its_layer(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_initializer_of_any_kind_is_not_saved(tmp_path: Path) -> None:
+def test_an_initializer_of_any_kind_is_not_saved(tmp_path):
     net = Linear(2, initializer=lambda shape, fan_in, fan_out, rng: np.full(shape, 0.5))
     model = Model(net, (4,), backend="numpy")
     save_model(model, tmp_path / "m")

@@ -73,7 +73,7 @@ def states(own: SharedStudy) -> Counter[str]:
 
 
 @each("direction", ["minimize", "maximize"])
-def test_one_of_three_trials_of_each_rung_continues(direction: str, tmp_path: Path) -> None:
+def test_one_of_three_trials_of_each_rung_continues(direction, tmp_path):
     own = shared(tmp_path, 27, objective={direction: "y"}, sampler="random")
     search(own)
     reached = Counter(max(one.intermediate_values, default=0) for one in own.study.trials)
@@ -91,7 +91,7 @@ def assert_best_thirds_continue(own: SharedStudy, sign: int = 1) -> None:
         assert all(max(one.intermediate_values) > rung for one in there[: len(there) // 3])
 
 
-def test_a_third_continues_and_values_that_are_no_numbers_are_the_worst() -> None:
+def test_a_third_continues_and_values_that_are_no_numbers_are_the_worst():
     halving = Halving(1, 3)
     assert halving.ranked({0: {1: math.nan}, 1: {1: 2.0}, 2: {2: 1.0}}) == [
         *((2, True), (1, False), (0, False))
@@ -106,7 +106,7 @@ def test_a_third_continues_and_values_that_are_no_numbers_are_the_worst() -> Non
     assert continued == [*range(2, 30, 3)]
 
 
-def test_trials_continue_as_soon_as_they_are_among_the_best(tmp_path: Path) -> None:
+def test_trials_continue_as_soon_as_they_are_among_the_best(tmp_path):
     own, order = shared(tmp_path, 5), []
     while (taken := own.take(group())) is not None:
         y = (0.2, 0.1, 0.3, 0.4, 0.05)[taken.number]
@@ -122,7 +122,7 @@ def test_trials_continue_as_soon_as_they_are_among_the_best(tmp_path: Path) -> N
     assert order == [(0, 3), (1, 3), (2, 3), (1, 9), (3, 3), (4, 9), (4, 18)]
 
 
-def test_a_trial_that_would_be_the_next_is_not_paused(tmp_path: Path) -> None:
+def test_a_trial_that_would_be_the_next_is_not_paused(tmp_path):
     own = shared(tmp_path, 4)
     values = [0.3, 0.2, 0.1]
     for number, y in enumerate(values):
@@ -135,7 +135,7 @@ def test_a_trial_that_would_be_the_next_is_not_paused(tmp_path: Path) -> None:
     assert [own.report(2, 0.1, epoch) for epoch in range(5, 10)] == [False] * 4 + [True]
 
 
-def test_a_trial_that_fails_makes_room_for_another_of_the_same_rung(tmp_path: Path) -> None:
+def test_a_trial_that_fails_makes_room_for_another_of_the_same_rung(tmp_path):
     own = shared(tmp_path, 4)
     order = []
     for cost in (0.1, 0.2, 0.3, None, 0.4, None, None):
@@ -149,7 +149,7 @@ def test_a_trial_that_fails_makes_room_for_another_of_the_same_rung(tmp_path: Pa
     assert order == [0, 1, 2, 0, 3, 1, 2]
 
 
-def test_a_paused_trial_continues_on_a_group_of_its_size(tmp_path: Path) -> None:
+def test_a_paused_trial_continues_on_a_group_of_its_size(tmp_path):
     options: dict[str, Any] = {"objective": {"minimize": "y"}, "sampler": "random", "trials": 4}
     space = make_space({"ranks_per_trial": [1, 2], **RANGE}, pruner="asha", **options)
     own = SharedStudy(tmp_path, space)
@@ -163,7 +163,7 @@ def test_a_paused_trial_continues_on_a_group_of_its_size(tmp_path: Path) -> None
     assert found == [(0, 1), (1, 1), (2, 1), (3, 2), (2, 1), (3, 2)]
 
 
-def test_a_search_without_further_time_has_a_trial_that_is_complete(tmp_path: Path) -> None:
+def test_a_search_without_further_time_has_a_trial_that_is_complete(tmp_path):
     own = shared(tmp_path)
     for _ in range(4):
         train(own, begun(own))
@@ -175,7 +175,7 @@ def test_a_search_without_further_time_has_a_trial_that_is_complete(tmp_path: Pa
     assert len(late.study.trials) == 4
 
 
-def test_an_interrupted_search_has_the_same_trials(tmp_path: Path) -> None:
+def test_an_interrupted_search_has_the_same_trials(tmp_path):
     generator = random.Random(3)
     whole = shared(tmp_path / "whole")
     search(whole)
@@ -229,9 +229,7 @@ def trained(folder: Path, groups: int, kills: int) -> Counter[tuple[int, int]]:
 
 
 @each(("groups", "kills"), [(2, 0), (4, 12)])
-def test_no_trial_is_lost_or_counted_twice_by_groups_that_may_be_killed(
-    groups: int, kills: int, tmp_path: Path
-) -> None:
+def test_no_trial_is_lost_or_counted_twice_by_groups_that_may_be_killed(groups, kills, tmp_path):
     """Groups without a promoted trial continue others until the end."""
     counts = trained(tmp_path, groups, kills)
     own = shared(tmp_path, 20)
@@ -248,7 +246,7 @@ def test_no_trial_is_lost_or_counted_twice_by_groups_that_may_be_killed(
     assert_best_thirds_continue(own)
 
 
-def test_a_group_waits_if_no_trial_is_paused(tmp_path: Path) -> None:
+def test_a_group_waits_if_no_trial_is_paused(tmp_path):
     one, two = shared(tmp_path, 1), shared(tmp_path, 1)
     taken = begun(one)
     with pytest.raises(Later):
@@ -257,7 +255,7 @@ def test_a_group_waits_if_no_trial_is_paused(tmp_path: Path) -> None:
     assert begun(two).number == 0
 
 
-def test_a_paused_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_paused_trial_continues_from_its_checkpoint(tmp_path):
     """Its results are those of a run without a pause."""
     pruner = {"name": "asha", "min_resource": 1, "reduction_factor": 2}
     space = make_space(**SPACE | {"fixed": FIXED | {"epochs": 4}, "trials": 3}, pruner=pruner)
@@ -274,7 +272,7 @@ def test_a_paused_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
     assert any(one.state.name == "COMPLETE" for one in paused)
 
 
-def test_a_function_is_called_again_for_each_part(tmp_path: Path) -> None:
+def test_a_function_is_called_again_for_each_part(tmp_path):
     calls: Counter[int] = Counter()
 
     def objective(trial: Trial) -> float:

@@ -25,7 +25,7 @@ def load() -> tuple[ArrayDataset, ArrayDataset]:
 
 
 @each("size", [1, 2, 5])
-def test_data_sets_are_loaded_once_on_a_host(size: int) -> None:
+def test_data_sets_are_loaded_once_on_a_host(size):
     loaded: list[int] = []
     before = {*Path("/dev/shm").glob(f"{PREFIX}*")}
 
@@ -44,9 +44,7 @@ def test_data_sets_are_loaded_once_on_a_host(size: int) -> None:
     assert {*Path("/dev/shm").glob(f"{PREFIX}*")} <= before
 
 
-def test_each_rank_loads_without_room_or_what_cannot_be_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_rank_loads_without_room_or_what_cannot_be_sent(monkeypatch):
     found = run_threads(3, lambda comm: share_on_host(comm, lambda: lambda: comm.rank))
     assert [one() for one in found] == [0, 1, 2]
     monkeypatch.setattr(host, "PLACES", ("/nowhere",))
@@ -54,9 +52,7 @@ def test_each_rank_loads_without_room_or_what_cannot_be_sent(
     assert all(one[0].x.flags.writeable for one in data)
 
 
-def test_a_trial_that_needs_too_much_memory_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_needs_too_much_memory_fails_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "free_memory", lambda: 150e6)
     shape = {"samples": 60, "test_samples": 20, "shape": [64, 64, 3], "classes": 4}
     fixed = {**FIXED, "model": "vgg11", "dataset_options": shape, "epochs": 1}

@@ -67,7 +67,7 @@ def study() -> optuna.Study:
     return made
 
 
-def test_the_table_shows_counts_the_best_trial_and_those_in_progress(study: optuna.Study) -> None:
+def test_the_table_shows_counts_the_best_trial_and_those_in_progress(study):
     rows = rows_of(make_space(**SPACE), study.get_trials(), 7, 130.0)
     assert rows == [
         "3/6  1 complete, 1 pruned, 1 failed",
@@ -80,7 +80,7 @@ def test_the_table_shows_counts_the_best_trial_and_those_in_progress(study: optu
     assert len(rows_of(make_space(**SPACE), study.get_trials(), 8, 130.0)) == 3
 
 
-def test_the_time_left_is_that_of_all_trials_on_the_groups_that_train(study: optuna.Study) -> None:
+def test_the_time_left_is_that_of_all_trials_on_the_groups_that_train(study):
     """Trials took 8 s in the mean; the two in progress have trained for 2 and 6 s."""
     study._storage.set_trial_user_attr(3, GROUP, [{"begin": 124, "end": None}])
     trials = study.get_trials()
@@ -89,14 +89,14 @@ def test_the_time_left_is_that_of_all_trials_on_the_groups_that_train(study: opt
     assert seconds_left(make_space(**SPACE), [], 0.0) is None
 
 
-def test_the_use_of_the_ranks_does_not_count_the_time_between_jobs(study: optuna.Study) -> None:
+def test_the_use_of_the_ranks_does_not_count_the_time_between_jobs(study):
     study.add_trial(trial("COMPLETE", 0.5, begin=900, end=905, job=8))
     share, seconds = use_of(study.get_trials())
     assert share == (10 + 4 + 10 + 5) / (15 * 2 + 5)
     assert seconds == 20
 
 
-def test_lines_that_a_narrower_terminal_wraps_are_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_a_narrower_terminal_wraps_are_erased(monkeypatch):
     file = io.StringIO()
     region = Region(file)
     monkeypatch.setenv("COLUMNS", "80")
@@ -107,7 +107,7 @@ def test_lines_that_a_narrower_terminal_wraps_are_erased(monkeypatch: pytest.Mon
     assert file.getvalue().endswith("\r\x1b[3A\x1b[J" + "remains" * 7 + "\n" + "c" * 39 + "\n")
 
 
-def test_values_of_a_journal_are_not_executed_by_the_terminal() -> None:
+def test_values_of_a_journal_are_not_executed_by_the_terminal():
     file = io.StringIO()
     Region(file).show(["best \x1b]0;title\x07"], ["\x9b2J"])
     assert file.getvalue() == "best \\x1b]0;title\\x07\n\\x9b2J\n"
@@ -147,9 +147,7 @@ PYTHON = f"{sys.executable} -m pydtnn.search space.yaml"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(
-    ranks: int, tmp_path: Path
-) -> None:
+def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(ranks, tmp_path):
     if ranks > 1 and why_not():
         pytest.skip(why_not())
     command = PYTHON if ranks == 1 else f"{mpiexec()} -n {ranks} {PYTHON}"
@@ -168,9 +166,7 @@ def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(
 
 
 @pytest.mark.parametrize("end", ["closed", "Ctrl-C"])
-def test_a_search_ends_with_ctrl_c_and_goes_on_after_its_terminal_was_closed(
-    end: str, tmp_path: Path
-) -> None:
+def test_a_search_ends_with_ctrl_c_and_goes_on_after_its_terminal_was_closed(end, tmp_path):
     terminal = Terminal(f"trap '' HUP; {PYTHON} --export=best.yaml", tmp_path)
     terminal.read("ranks used")
     if end == "Ctrl-C":

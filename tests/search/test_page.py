@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +42,7 @@ def learn(trial: Trial) -> float:
     return value
 
 
-def test_a_page_without_trials_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_page_without_trials_says_what_is_missing(tmp_path):
     study = run(
         learn, make_space({"lr": [0.1]}, trials=1, stop={"after": "1 ns"}), tmp_path, show=None
     )
@@ -52,7 +51,7 @@ def test_a_page_without_trials_says_what_is_missing(tmp_path: Path) -> None:
     assert "no trial has ended" in page
 
 
-def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path: Path) -> None:
+def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path):
     study = run(lambda trial: float(trial.number), SPACE, tmp_path, show=None, sampler="random")
     figure = _parallel(SPACE, study.get_trials(), "val_accuracy")
     axis, passed = figure.layout["shapes"][2], []
@@ -67,7 +66,7 @@ def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path:
 
 @pytest.mark.long
 @each("width", [1280, 400])
-def test_the_page_shows_all_that_happened(width: int, tmp_path: Path) -> None:
+def test_the_page_shows_all_that_happened(width, tmp_path):
     study = run(learn, SPACE, tmp_path, show=None)
     states = [one.state.name for one in study.trials]
     assert {"COMPLETE", "PRUNED", "FAIL"} == {*states}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_the_worst_continue_from_one_of_the_best() -> None:
+def test_the_worst_continue_from_one_of_the_best():
     costs = [float(cost) for cost in generator(1).permutation(10)]
     ranked = [int(one) for one in np.argsort(costs)]
     for own in range(10):
@@ -34,14 +33,14 @@ def test_the_worst_continue_from_one_of_the_best() -> None:
         assert parents == ({*ranked[:2]} if own in ranked[-2:] else {own})
 
 
-def test_members_that_have_failed_are_replaced() -> None:
+def test_members_that_have_failed_are_replaced():
     costs = [None, 1.0, None, 3.0]
     assert [exploit(costs, own, 0.25, generator()) for own in range(4)] == [1, 1, 1, 3]
     assert [exploit(costs, own, 0.0, generator()) for own in range(4)] == [1, 1, 1, 3]
     assert exploit([None, None], 0, 0.2, generator()) is None
 
 
-def test_options_are_perturbed_within_their_ranges_or_drawn_anew() -> None:
+def test_options_are_perturbed_within_their_ranges_or_drawn_anew():
     space = make_space(RANGES)
     values = {"x": 1.0, "n": 5, "c": 2}
     near = [explore(space.dimensions, values, 0.0, generator(seed)) for seed in range(200)]
@@ -58,7 +57,7 @@ def test_options_are_perturbed_within_their_ranges_or_drawn_anew() -> None:
     assert edge["x"] in (10.0, 9.9 * 0.8)
 
 
-def test_options_of_another_choice_are_drawn() -> None:
+def test_options_of_another_choice_are_drawn():
     space = make_space({"o": ["a", "b"], "m": {"low": 0.5, "high": 0.9, "if": {"o": "a"}}})
     found = [explore(space.dimensions, {"o": "b"}, 0.5, generator(seed)) for seed in range(40)]
     assert all(("m" in one) == (one["o"] == "a") for one in found)
@@ -69,7 +68,7 @@ def take(own: SharedStudy) -> Any:
     return own.take({"host": "here", "job": 1, "ranks": [0]})
 
 
-def test_a_generation_begins_when_the_one_before_has_ended(tmp_path: Path) -> None:
+def test_a_generation_begins_when_the_one_before_has_ended(tmp_path):
     space = make_space({"x": {"low": 0.0, "high": 1.0}}, objective={"minimize": "y"}, sampler=PBT)
     assert space.trials == 12
     assert [Population(3, 4).part(number) for number in (0, 2, 3, 11)] == [0.25, 0.25, 0.5, 1.0]
@@ -102,7 +101,7 @@ def outcome(study: Any) -> list[Any]:
     return [(one.params, one.values, one.user_attrs.get(PARENT)) for one in study.trials]
 
 
-def test_members_continue_from_checkpoints_also_if_interrupted(tmp_path: Path) -> None:
+def test_members_continue_from_checkpoints_also_if_interrupted(tmp_path):
     space = make_space(**SPACE)
     study = run(None, space, tmp_path / "whole", show=None)
     assert len(study.trials) == 12
@@ -133,7 +132,7 @@ def test_members_continue_from_checkpoints_also_if_interrupted(tmp_path: Path) -
         ({"sampler": {**PBT, "generations": 4}}, "4 generations need as many epochs, got 3"),
     ],
 )
-def test_what_is_wrong_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_refused(change, message, tmp_path):
     with pytest.raises((ValueError, AgreedError), match=message):
         run(None, make_space(**(SPACE | change)), tmp_path / "study", show=None)
     assert not (tmp_path / "study").exists()

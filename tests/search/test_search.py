@@ -54,7 +54,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_trials_are_runs_of_training(written: Path, capsys: Capture) -> None:
+def test_trials_are_runs_of_training(written, capsys):
     assert main(["space.yaml", "--trials=2"]) == 0
     before = stored(written / "runs" / "space")
     capsys.readouterr()
@@ -91,9 +91,7 @@ def test_trials_are_runs_of_training(written: Path, capsys: Capture) -> None:
         ({"function": "missing.py:f"}, "missing.py"),
     ],
 )
-def test_nothing_starts_if_the_space_is_wrong(
-    change: dict[str, Any], message: str, written: Path, capsys: Capture
-) -> None:
+def test_nothing_starts_if_the_space_is_wrong(change, message, written, capsys):
     (written / "space.yaml").write_text(json.dumps(SPACE | change))
     assert main(["space.yaml"]) == 1
     told = capsys.readouterr()
@@ -103,7 +101,7 @@ def test_nothing_starts_if_the_space_is_wrong(
     assert not (written / "runs").exists()
 
 
-def test_a_trial_that_diverges_is_recorded_and_others_go_on(written: Path, capsys: Capture) -> None:
+def test_a_trial_that_diverges_is_recorded_and_others_go_on(written, capsys):
     space = SPACE | {"space": {"lr": [1e30, 0.1]}, "sampler": "grid"}
     space.pop("trials")
     (written / "space.yaml").write_text(json.dumps(space))
@@ -116,7 +114,7 @@ def test_a_trial_that_diverges_is_recorded_and_others_go_on(written: Path, capsy
     assert "no trial is complete" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_run_is_not_overwritten(written: Path, capsys: Capture) -> None:
+def test_a_folder_of_another_run_is_not_overwritten(written, capsys):
     other = written / "runs" / "space" / "trial-00000"
     other.mkdir(parents=True)
     (other / "mine").write_text("mine")
@@ -127,7 +125,7 @@ def test_a_folder_of_another_run_is_not_overwritten(written: Path, capsys: Captu
     assert [*other.iterdir()] == [other / "mine"]
 
 
-def test_a_function_is_an_objective(tmp_path: Path) -> None:
+def test_a_function_is_an_objective(tmp_path):
     def parabola(trial: Trial) -> float | dict[str, float]:
         if trial.number == 1:
             raise RuntimeError("out of luck")
@@ -144,7 +142,7 @@ def test_a_function_is_an_objective(tmp_path: Path) -> None:
     assert reasons[1:] == ["search: expected a value of y, got z"]
 
 
-def test_several_objectives_have_several_best_trials(tmp_path: Path) -> None:
+def test_several_objectives_have_several_best_trials(tmp_path):
     def both(trial: Trial) -> dict[str, float]:
         return {"a": trial.values["x"], "b": -trial.values["x"] * trial.values["good"]}
 
@@ -158,7 +156,7 @@ def test_several_objectives_have_several_best_trials(tmp_path: Path) -> None:
     assert {one.params["good"] for one in study.best_trials if one.values[0] > 0.2} <= {1}
 
 
-def test_trials_are_pruned_by_their_epochs(written: Path) -> None:
+def test_trials_are_pruned_by_their_epochs(written):
     pruner = {"name": "median", "n_startup_trials": 1, "n_warmup_steps": 0}
     space = make_space(**(SPACE | {"pruner": pruner, "fixed": FIXED | {"epochs": 3}, "trials": 8}))
     study = run(None, space, written / "study", show=None)
@@ -181,7 +179,7 @@ def searched(folder: Path, ranks: int, *options: str) -> Finished:
     return launch(ranks, ["-m", "pydtnn.search", "space.yaml", *options], directory=folder)
 
 
-def test_groups_of_different_sizes_train_trials_side_by_side(written: Path) -> None:
+def test_groups_of_different_sizes_train_trials_side_by_side(written):
     """Trials that ask for a number of ranks are those of groups with it."""
     sizes = {"ranks_per_trial": [1, 2], "lr": [0.01, 0.1]}
     space = {"space": sizes, "fixed": FIXED, "sampler": "grid"}
@@ -208,14 +206,14 @@ def test_groups_of_different_sizes_train_trials_side_by_side(written: Path) -> N
         ([1, 1], "ranks_per_trial 2 requires a group of so many ranks"),
     ],
 )
-def test_groups_that_do_not_fit_are_refused(sizes: list[int], message: str) -> None:
+def test_groups_that_do_not_fit_are_refused(sizes, message):
     space = make_space({"ranks_per_trial": [1, 2]})
     with pytest.raises(ValueError, match=message):
         check_groups(6, sizes, space)
 
 
 @pytest.mark.long
-def test_the_number_of_ranks_of_a_trial_is_chosen_by_prediction(written: Path) -> None:
+def test_the_number_of_ranks_of_a_trial_is_chosen_by_prediction(written):
     finished = searched(written, 2, "--ranks-per-trial=auto", "--trials=1")
     assert finished.returncode == 0, finished
     first, second = finished.stdout.splitlines()[:2]
@@ -227,7 +225,7 @@ def test_the_number_of_ranks_of_a_trial_is_chosen_by_prediction(written: Path) -
     assert f", {group}, " in second
 
 
-def test_a_study_of_few_trials_has_larger_groups() -> None:
+def test_a_study_of_few_trials_has_larger_groups():
     times = {1: 8.0, 2: 5.0, 4: 4.0}
     assert [explain(times, 4, trials)[0] for trials in (1, 2, 4, 100)] == [4, 2, 1, 1]
     told = explain({1: 10.0, 2: 6.25}, 2, 4)[1]
@@ -243,7 +241,7 @@ def f(trial):
 """
 
 
-def test_an_error_of_one_rank_ends_the_job_and_is_the_trials_reason(written: Path) -> None:
+def test_an_error_of_one_rank_ends_the_job_and_is_the_trials_reason(written):
     (written / "f.py").write_text(BROKEN)
     space = {"space": {"x": [1, 2, 3]}, "sampler": "grid", "function": "f.py:f"}
     (written / "space.yaml").write_text(json.dumps(space))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ stop: {val_accuracy: 0.85, after: 2h}
 """
 
 
-def test_a_file_is_a_space(tmp_path: Path) -> None:
+def test_a_file_is_a_space(tmp_path):
     (tmp_path / "space.yaml").write_text(EXAMPLE)
     space = read_space(tmp_path / "space.yaml")
     assert [one.name for one in space.dimensions] == ["lr", "batch_size", "optimizer", "momentum"]
@@ -43,7 +42,7 @@ def test_a_file_is_a_space(tmp_path: Path) -> None:
     assert space.sampler == {"name": "tpe", "n_startup_trials": 4}
 
 
-def test_a_json_file_of_lists_is_a_grid(tmp_path: Path) -> None:
+def test_a_json_file_of_lists_is_a_grid(tmp_path):
     text = '{"optimizer": ["Adam", "SGD"], "num_epochs": [20, 50], "batch_size": [32, 64]}'
     (tmp_path / "space.json").write_text(text)
     space = read_space(tmp_path / "space.json")
@@ -56,7 +55,7 @@ def test_a_json_file_of_lists_is_a_grid(tmp_path: Path) -> None:
     assert options == options | {"optimizer": "Adam", "epochs": 20, "batch_size": 64}
 
 
-def test_the_best_values_of_a_function_are_those_of_the_space() -> None:
+def test_the_best_values_of_a_function_are_those_of_the_space():
     space = make_space({"x": [[1, 2], [3]], "y": [True, None]}, function="f.py:f")
     names = {
         one.name: optuna.distributions.CategoricalDistribution([*one.names])
@@ -74,13 +73,13 @@ def test_the_best_values_of_a_function_are_those_of_the_space() -> None:
         ({"low": 0.1, "high": 0.4, "step": 0.1}, pytest.approx([0.1, 0.2, 0.3, 0.4])),
     ],
 )
-def test_a_range_with_steps_is_part_of_a_grid(given: dict[str, Any], values: object) -> None:
+def test_a_range_with_steps_is_part_of_a_grid(given, values):
     (own,) = make_space({"x": given}, sampler="grid").dimensions
     assert own.values() == values
     assert own.nearest(own.high) == own.values()[-1]
 
 
-def test_suggestions_are_in_their_ranges_and_conditions_hold() -> None:
+def test_suggestions_are_in_their_ranges_and_conditions_hold():
     space = make_space(
         {
             "lr": {"low": 1e-3, "high": 1.0, "log": True},
@@ -118,13 +117,13 @@ def test_suggestions_are_in_their_ranges_and_conditions_hold() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_refused_in_one_sentence(entries: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_refused_in_one_sentence(entries, message):
     with pytest.raises(ValueError, match=message) as found:
         make_space(**entries)
     assert "\n" not in str(found.value)
 
 
-def test_a_grid_of_millions_is_refused_before_it_is_made() -> None:
+def test_a_grid_of_millions_is_refused_before_it_is_made():
     wide = {"low": 0, "high": MAX_GRID - 1}
     with pytest.raises(ValueError, match="more than 100,000 trials; use sampler: random"):
         make_space({"x": wide, "y": wide, "z": wide}, sampler="grid")
@@ -134,7 +133,7 @@ def test_a_grid_of_millions_is_refused_before_it_is_made() -> None:
 
 
 @each("text", ["[1, 2]", "{a: [", "\xff", "spaces: {lr: [1]}"])
-def test_a_file_that_is_no_space_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_space_is_refused(text, tmp_path):
     (tmp_path / "space.yaml").write_bytes(text.encode("latin1"))
     with pytest.raises(ValueError, match="^search: "):
         read_space(tmp_path / "space.yaml")
@@ -150,11 +149,11 @@ def test_a_file_that_is_no_space_is_refused(text: str, tmp_path: Path) -> None:
         ("schedule_options", {"a": 1}, "--schedule-options={a: 1}"),
     ],
 )
-def test_a_value_is_an_argument_of_training(name: str, value: object, expected: str) -> None:
+def test_a_value_is_an_argument_of_training(name, value, expected):
     assert argument(name, value) == expected
 
 
-def test_checks_are_trials_that_a_sampler_can_choose_with_every_choice_and_both_ends() -> None:
+def test_checks_are_trials_that_a_sampler_can_choose_with_every_choice_and_both_ends():
     space = make_space(
         {
             "optimizer": ["sgd", "adamw", "lion"],
@@ -172,7 +171,7 @@ def test_checks_are_trials_that_a_sampler_can_choose_with_every_choice_and_both_
     assert {one["optimizer"] for one in found} == {"sgd", "adamw", "lion"}
 
 
-def test_only_what_decides_trials_is_the_identity_of_a_space() -> None:
+def test_only_what_decides_trials_is_the_identity_of_a_space():
     def of(**options: Any) -> str:
         return make_space({"x": [1, 2]}, **options).identity()
 

@@ -43,9 +43,7 @@ def search(own: SharedStudy) -> None:
 
 @each("sampler", ["tpe", "quasi-random", "nsga2"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
-    sampler: str, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_trials_also_if_interrupted(sampler, tmp_path):
     options: dict[str, Any] = {"sampler": sampler, "trials": 12}
     whole = shared(tmp_path / "whole", **options)
     search(whole)
@@ -68,7 +66,7 @@ def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
     assert second["end"] >= second["begin"]
 
 
-def test_workers_never_have_the_same_trial(tmp_path: Path) -> None:
+def test_workers_never_have_the_same_trial(tmp_path):
     one, two = shared(tmp_path), shared(tmp_path)
     found = [own.take(GROUP) for _ in range(3) for own in (one, two)]
     assert sorted(taken.number for taken in found if taken) == [*range(6)]
@@ -77,7 +75,7 @@ def test_workers_never_have_the_same_trial(tmp_path: Path) -> None:
     assert begun(one).number == 1
 
 
-def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
+def test_a_trial_that_ends_its_job_is_given_up(tmp_path):
     for _ in range(MOST_STARTS):
         own = shared(tmp_path)
         assert begun(own).number == 0
@@ -104,7 +102,7 @@ def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
         shared(tmp_path).take(GROUP)
 
 
-def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path: Path) -> None:
+def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path):
     space = make_space({"a": [1, 2], "b": ["x", {"y": 1}]}, objective=GOAL, sampler="grid")
     own = SharedStudy(tmp_path, space)
     own.study.enqueue_trial(space.stored({"a": 1, "b": "x"}))  # killed before it has asked
@@ -115,7 +113,7 @@ def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path: Path) -> 
     assert found == space.grid()
 
 
-def test_trials_for_other_numbers_of_ranks_are_left_to_other_groups(tmp_path: Path) -> None:
+def test_trials_for_other_numbers_of_ranks_are_left_to_other_groups(tmp_path):
     space = make_space({"ranks_per_trial": [1, 2], **RANGE}, objective=GOAL, sampler="random")
     two = GROUP | {"ranks": [0, 1]}
     own = SharedStudy(tmp_path, space)
@@ -126,7 +124,7 @@ def test_trials_for_other_numbers_of_ranks_are_left_to_other_groups(tmp_path: Pa
     assert again.take(GROUP | {"ranks": [0, 1, 2]}) is None
 
 
-def test_a_study_ends_with_its_goal_or_its_time(tmp_path: Path) -> None:
+def test_a_study_ends_with_its_goal_or_its_time(tmp_path):
     own = shared(tmp_path, stop={"y": 0.1})
     own.take(GROUP)
     own.tell(0, {"y": 0.2}, {})
@@ -137,7 +135,7 @@ def test_a_study_ends_with_its_goal_or_its_time(tmp_path: Path) -> None:
     assert late.take(GROUP) is None
 
 
-def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path: Path) -> None:
+def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path):
     shared(tmp_path).take(GROUP)
     journal = tmp_path / JOURNAL
     whole = journal.read_bytes()
@@ -147,7 +145,7 @@ def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path: Path) -> None
     assert journal.read_bytes().startswith(whole)
 
 
-def test_a_study_of_another_space_is_refused(tmp_path: Path) -> None:
+def test_a_study_of_another_space_is_refused(tmp_path):
     shared(tmp_path).take(GROUP)
     with pytest.raises(ValueError, match="contains a study of another space"):
         shared(tmp_path, seed=1)
@@ -162,17 +160,13 @@ def test_a_study_of_another_space_is_refused(tmp_path: Path) -> None:
         ({"pruner": {"name": "asha", "reduction_factor": 1}}, "pruner asha: .*reduction_factor"),
     ],
 )
-def test_an_unknown_sampler_or_option_is_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_an_unknown_sampler_or_option_is_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         shared(tmp_path / "study", **options)
     assert not (tmp_path / "study").exists()
 
 
-def test_a_trial_that_ends_while_another_is_chosen_is_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_ends_while_another_is_chosen_is_not_continued(tmp_path, monkeypatch):
     first, second = shared(tmp_path), shared(tmp_path)
     first.take(GROUP)
     claim = second._claim
@@ -207,9 +201,7 @@ def change_line(line: bytes, old: bytes, new: bytes) -> Callable[[bytes], bytes]
         (change_line(b"", b"{", b"\xff"), "UnicodeDecodeError"),
     ],
 )
-def test_a_damaged_line_of_a_journal_is_a_sentence_with_the_file(
-    change: Callable[[bytes], bytes], problem: str, tmp_path: Path
-) -> None:
+def test_a_damaged_line_of_a_journal_is_a_sentence_with_the_file(change, problem, tmp_path):
     own = shared(tmp_path)
     search(own)
     own.close()
@@ -219,7 +211,7 @@ def test_a_damaged_line_of_a_journal_is_a_sentence_with_the_file(
         shared(tmp_path)
 
 
-def test_a_journal_is_neither_a_pipe_nor_a_link_that_leaves_its_folder(tmp_path: Path) -> None:
+def test_a_journal_is_neither_a_pipe_nor_a_link_that_leaves_its_folder(tmp_path):
     folder, elsewhere = tmp_path / "study", tmp_path / "elsewhere"
     folder.mkdir()
     os.mkfifo(folder / JOURNAL)

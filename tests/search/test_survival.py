@@ -36,9 +36,7 @@ def trials(folder: Path, space: dict[str, Any]) -> list[Any]:
 
 
 @each("victims", [(0,), (2, 3), (1, 2)])
-def test_a_search_goes_on_without_ranks_that_are_killed(
-    victims: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_a_search_goes_on_without_ranks_that_are_killed(victims, tmp_path):
     fixed = {**FIXED, "epochs": 10}
     space = {"space": RANGE, "fixed": fixed, "trials": 8, "sampler": "random"}
     with started(tmp_path, space, 4, "--ranks-per-trial=2") as program:
@@ -56,7 +54,7 @@ def test_a_search_goes_on_without_ranks_that_are_killed(
     assert "best: val_accuracy" in finished.stdout
 
 
-def test_an_error_of_one_rank_ends_the_trial_alone(tmp_path: Path) -> None:
+def test_an_error_of_one_rank_ends_the_trial_alone(tmp_path):
     (tmp_path / "f.py").write_text(BROKEN)
     space = {"space": {"x": [1, 2, 3]}, "sampler": "grid", "function": "f.py:f"}
     with started(tmp_path, space, 2, "--ranks-per-trial=2") as program:

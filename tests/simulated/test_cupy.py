@@ -29,7 +29,7 @@ def lazy() -> SimulatedCupy:
 # -- names -----------------------------------------------------------------------------------------
 
 
-def test_all_that_is_offered_is_in_cupy(xp: SimulatedCupy) -> None:
+def test_all_that_is_offered_is_in_cupy(xp):
     cupy = pytest.importorskip("cupy")
     offered = {*MADE_HERE, *(name for part in OFFERED for name in part)}
     assert not {name for name in offered if not hasattr(cupy, name)}
@@ -50,7 +50,7 @@ OWN = {"xp", "memory", "block", "viewing", "allocators", "driver_malloc"}
 """What the simulation itself needs of its classes."""
 
 
-def test_mistakes_raise_at_once(xp: SimulatedCupy) -> None:
+def test_mistakes_raise_at_once(xp):
     x, integers = xp.ones((3, 4)), xp.zeros(4, "int64")
     with pytest.raises(ValueError, match="broadcast"):
         x[1:] = xp.ones(5)
@@ -81,7 +81,7 @@ MIXED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @each("case", MIXED)
-def test_arrays_of_the_host_and_the_device_do_not_mix(xp: SimulatedCupy, case: str) -> None:
+def test_arrays_of_the_host_and_the_device_do_not_mix(xp, case):
     with pytest.raises(TypeError, match="Unsupported type|not allowed|another device"):
         MIXED[case](xp.ones(3), np.ones(3))
 
@@ -90,7 +90,7 @@ def test_arrays_of_the_host_and_the_device_do_not_mix(xp: SimulatedCupy, case: s
 
 
 @each("ordered", [True, False])
-def test_only_events_put_streams_in_order(ordered: bool) -> None:
+def test_only_events_put_streams_in_order(ordered):
     found = set()
     for seed in range(20):
         xp = SimulatedCupy(seed=seed)
@@ -106,7 +106,7 @@ def test_only_events_put_streams_in_order(ordered: bool) -> None:
     assert found == ({2.0} if ordered else {1.0, 2.0})
 
 
-def test_memory_that_is_let_go_is_overwritten_by_what_comes_next(xp: SimulatedCupy) -> None:
+def test_memory_that_is_let_go_is_overwritten_by_what_comes_next(xp):
     x = xp.ones(8)
     memory, pointer = x.memory, x.data.ptr
     xp.current.synchronize()
@@ -118,7 +118,7 @@ def test_memory_that_is_let_go_is_overwritten_by_what_comes_next(xp: SimulatedCu
     assert np.isnan(memory).all()
 
 
-def test_a_copy_under_way_does_not_keep_pinned_memory(lazy: SimulatedCupy) -> None:
+def test_a_copy_under_way_does_not_keep_pinned_memory(lazy):
     x = lazy.zeros(3)
     pinned = np.frombuffer(lazy.cuda.alloc_pinned_memory(24), "float64")
     pinned[:] = 1
@@ -137,7 +137,7 @@ def captured(xp: SimulatedCupy, work: Callable[[], Any]) -> tuple[Any, Any]:
         return stream.end_capture(), result
 
 
-def test_a_graph_writes_where_its_arrays_lay_whoever_has_the_memory_now(xp: SimulatedCupy) -> None:
+def test_a_graph_writes_where_its_arrays_lay_whoever_has_the_memory_now(xp):
     x = xp.ones(3)
     pool = xp.cuda.MemoryPool()
     for apart in (False, True):
@@ -175,7 +175,7 @@ def fork(xp: SimulatedCupy) -> None:
         xp.ones(3)
 
 
-def test_a_capture_that_is_broken_refuses_everything_until_its_end(xp: SimulatedCupy) -> None:
+def test_a_capture_that_is_broken_refuses_everything_until_its_end(xp):
     with xp.cuda.Stream() as stream:
         x = xp.ones(3)
         stream.begin_capture()
@@ -191,7 +191,7 @@ def test_a_capture_that_is_broken_refuses_everything_until_its_end(xp: Simulated
 
 
 @each("case", FORBIDDEN)
-def test_a_capture_fails_where_the_host_would_wait(xp: SimulatedCupy, case: str) -> None:
+def test_a_capture_fails_where_the_host_would_wait(xp, case):
     x, y = xp.ones(3), xp.ones(700)
     OUTSIDE[:] = [xp.cuda.Stream().record()]
     del y  # a block to be freed
@@ -207,7 +207,7 @@ def test_a_capture_fails_where_the_host_would_wait(xp: SimulatedCupy, case: str)
     assert not stream.is_capturing()
 
 
-def test_streams_that_join_a_capture_are_replayed_in_the_order_of_events() -> None:
+def test_streams_that_join_a_capture_are_replayed_in_the_order_of_events():
     for seed in range(10):
         xp = SimulatedCupy(seed=seed)
         x, y, side = xp.ones(3), xp.zeros(3), xp.cuda.Stream()
@@ -232,7 +232,7 @@ def test_streams_that_join_a_capture_are_replayed_in_the_order_of_events() -> No
 # -- who does what ---------------------------------------------------------------------------------
 
 
-def test_waits_and_allocations_are_noted_with_the_line(xp: SimulatedCupy) -> None:
+def test_waits_and_allocations_are_noted_with_the_line(xp):
     x = xp.ones(100_000)
     with xp.watched() as seen:
         y = x + 1

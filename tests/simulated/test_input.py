@@ -54,9 +54,7 @@ METRICS = ["accuracy", "categorical_mae"]
         ("classes", MIXED, {"metrics": METRICS, "loss": "mse"}),
     ],
 )
-def test_input_is_that_of_the_reference(
-    kind: str, fitting: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_input_is_that_of_the_reference(kind, fitting, options):
     rng = np.random.default_rng(4)
     x = rng.integers(0, 256, (SAMPLES, *SHAPE)).astype(np.uint8)
     y = rng.integers(0, CLASSES, SAMPLES)

@@ -45,7 +45,7 @@ def agrees(network: Callable[[], Any], *, eager: bool = True, **options: Any) ->
     "options",
     [{}, {"fuse": False, "eager": False}, {"graph": False, "eager": False}],
 )
-def test_networks(network: str, options: dict[str, Any]) -> None:
+def test_networks(network, options):
     graph = agrees(NETWORKS[network], **options)
     assert "not asked for" in graph if "graph" in options else graph == GRAPH
 
@@ -58,15 +58,13 @@ def test_networks(network: str, options: dict[str, Any]) -> None:
         (pooled, {"accumulation": 2, "eager": False}),
     ],
 )
-def test_clipped_and_accumulated_gradients(network: Any, options: dict[str, Any]) -> None:
+def test_clipped_and_accumulated_gradients(network, options):
     assert agrees(network, **options) == GRAPH
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("options", [{}, {"accumulation": 2}], ids=["", "accumulated"])
-def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(
-    options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(options, dtype, monkeypatch):
     """The same bytes as with kernels of their own, which are launched no more."""
 
     def train() -> tuple[dict[str, bytes], int]:
@@ -96,7 +94,7 @@ def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(
 
 
 @each("name", sorted(OPTIMIZERS))
-def test_optimizers(name: str) -> None:
+def test_optimizers(name):
     graph = agrees(convolutional, rule=lambda: get_optimizer(name, lr=0.01))
     kind = OPTIMIZERS[name]
     why_not = f"no CUDA graph: {kind.__name__} does not say that it is `capturable`"
@@ -110,7 +108,7 @@ class Trim(Callback):
         trainer.model.backend.trim()
 
 
-def test_a_graph_keeps_its_memory() -> None:
+def test_a_graph_keeps_its_memory():
     expected = results(trainer("numpy", residual), epochs=6)
     ours = trainer(simulated_backend(), residual, callbacks=[Trim()])
     assert_agree(results(ours, epochs=6), expected)
@@ -123,7 +121,7 @@ BOUNDS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 4e-2}
 
 @each("dtype", BOUNDS)
 @each("network", [residual, pooled, group_normed])
-def test_types(network: Any, dtype: str) -> None:
+def test_types(network, dtype):
     ours = trainer(simulated_backend(), network, dtype=dtype)
     both = [results(one, epochs=2) for one in (trainer("numpy", network, dtype=dtype), ours)]
     learnt = [name for name in ours.model.state() if "running" not in name]
@@ -133,7 +131,7 @@ def test_types(network: Any, dtype: str) -> None:
 
 
 @each("dtype", ["float32", "bfloat16"])
-def test_recomputation_in_a_captured_graph_gives_the_same_bytes(dtype: str) -> None:
+def test_recomputation_in_a_captured_graph_gives_the_same_bytes(dtype):
     runs = []
     for recompute in (False, True):
         ours = trainer(simulated_backend(), residual, None, dtype=dtype)

@@ -51,7 +51,7 @@ class WrongBehindReLU(Plain):
         return dy.copy()
 
 
-def test_a_wrong_derivative_behind_a_unit_that_is_0_for_the_seed_is_found() -> None:
+def test_a_wrong_derivative_behind_a_unit_that_is_0_for_the_seed_is_found():
     dead = [s for s in range(9) if np.random.default_rng(s).normal(size=(1, 3)).sum() < 0]
     seed = next(s for s in dead if s + 1 not in dead)
     with pytest.raises(AssertionError, match="the gradient of input 0 at .* is wrong"):
@@ -70,7 +70,7 @@ class Unread(Plain):
         return super().backward(dy, saved)
 
 
-def test_a_gradient_of_0_throughout_is_a_warning() -> None:
+def test_a_gradient_of_0_throughout_is_a_warning():
     words = r"Unread in (training|evaluation): the gradient of .*unread is 0 for 3 seeds"
     with pytest.warns(UserWarning, match=words) as caught:
         check_layer(Unread(), (3,))
@@ -259,7 +259,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
 ]
 
 
-def test_correct_layers_pass() -> None:
+def test_correct_layers_pass():
     check_layer(Square(), (3, 2))
     check_layer(Plain(), (3, 2))
     check_layer(SeededNoise(), (3, 2))  # random numbers of the context
@@ -271,9 +271,7 @@ def test_correct_layers_pass() -> None:
 
 
 @each(("layer", "shapes", "sentence"), BROKEN)
-def test_a_broken_layer_is_told_what_it_breaks(
-    layer: Layer, shapes: tuple[tuple[int, ...], ...], sentence: str
-) -> None:
+def test_a_broken_layer_is_told_what_it_breaks(layer, shapes, sentence):
     with pytest.raises(AssertionError, match=sentence) as caught:
         check_layer(layer, *shapes)
     assert str(caught.value).startswith(type(layer).__name__)
@@ -297,9 +295,7 @@ def twin(width: int, classes: int = 2) -> list[Layer]:
         (":twin", ["--plan=data", '--options={"width": 4}'], "a network requires the shape"),
     ],
 )
-def test_the_command_line_says_what_is_missing_or_wrong(
-    target: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_what_is_missing_or_wrong(target, arguments, sentence, capsys):
     assert main([f"{__file__}{target}", *arguments]) == 1
     told = capsys.readouterr().err
     assert re.search(sentence, told)
@@ -314,15 +310,13 @@ def test_the_command_line_says_what_is_missing_or_wrong(
         ([":Linear", '--scheme-options={"features": 4}'], "Linear: all checks passed"),
     ],
 )
-def test_the_command_line_takes_options(
-    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_takes_options(arguments, shown, capsys):
     target, *rest = arguments
     assert main([f"{__file__}{target}", *rest, "--shape=3"]) == 0
     assert capsys.readouterr().out.startswith(shown)
 
 
-def test_domains_without_negative_numbers_can_be_asked_for() -> None:
+def test_domains_without_negative_numbers_can_be_asked_for():
     class Root(Sigmoid):
         kernel = "log"
 
@@ -331,7 +325,7 @@ def test_domains_without_negative_numbers_can_be_asked_for() -> None:
     check_layer(Root(), (4,), positive=True)
 
 
-def test_a_layer_of_a_model_is_refused() -> None:
+def test_a_layer_of_a_model_is_refused():
     layer = Linear(3)
     Model(layer, (2,), backend="numpy")
     with pytest.raises(ValueError, match="check_layer: expected a new Linear, got one of a model"):

@@ -37,7 +37,7 @@ def layers() -> list[Layer]:
     ]
 
 
-def test_the_report_is_a_table_without_default_meshes_that_are_not_possible() -> None:
+def test_the_report_is_a_table_without_default_meshes_that_are_not_possible():
     net = [Conv2d(2, 1), Flatten(), Linear(2)]
     report = check_plan(net, (2, 3, 2), {"*": {"filter": "model"}})
     possible = [row for row in report.rows if not row.refused]
@@ -160,13 +160,7 @@ def statistics_that_are_summed_in_the_order_of_each_rank(patch: Patch) -> None:
 
 
 @each(("fault", "plan", "mesh", "words"), BROKEN)
-def test_a_fault_is_refused_with_the_name_of_the_layer(
-    fault: Callable[[Patch], None],
-    plan: str,
-    mesh: dict[str, int],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_is_refused_with_the_name_of_the_layer(fault, plan, mesh, words, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match=words) as caught:
         check_plan(layers(), (5, 7, 2), plan, meshes=[mesh])
@@ -217,7 +211,7 @@ def scale(trainer: Trainer) -> None:
     trainer.exchange.loss_scale = lambda *args: 1.001 * right(*args)  # type: ignore[method-assign]
 
 
-def test_a_gradient_of_another_scale_is_found_in_the_passes(monkeypatch: Patch) -> None:
+def test_a_gradient_of_another_scale_is_found_in_the_passes(monkeypatch):
     on_meshes(monkeypatch, scale, in_passes=True)
     words = r"trainer: the gradient of the loss at the output of last differs .* by 1\.0e-03; "
     with pytest.raises(AssertionError, match=words):
@@ -229,9 +223,7 @@ def test_a_gradient_of_another_scale_is_found_in_the_passes(monkeypatch: Patch) 
     [pytest.param(*case, marks=[pytest.mark.long] * (case in MESHES[2:])) for case in MESHES],
     ids=str,
 )
-def test_a_gradient_of_another_scale_is_found_in_every_mesh(
-    plan: str | None, mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_of_another_scale_is_found_in_every_mesh(plan, mesh, monkeypatch):
     report = check_plan(small(), (5, 4, 2), plan, meshes=[mesh], training=True)
     assert report.rows[0].differences["training"] < 1e-13
     assert "training" in str(report).splitlines()[1]
@@ -249,7 +241,7 @@ def network() -> list[Layer]:
     return [Conv2d(4, 3, padding=1, name="first"), ReLU(), Flatten(), Linear(3, name="last")]
 
 
-def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_report(capsys):
     arguments = [f"{__file__}:network", "--shape=5,7,2", "--plan=spatial", "--mesh=spatial=2"]
     assert main(arguments) == 0
     printed, told = capsys.readouterr()
@@ -266,9 +258,7 @@ def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
         ([f"{__file__}:FILTER", "--plan=spatial"], "check_plan: expected a layer, a block"),
     ],
 )
-def test_the_command_fails_in_one_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fails_in_one_line(arguments, words, capsys):
     assert main([*arguments, "--shape=5,7,2"]) == 1
     printed, told = capsys.readouterr()
     assert printed == ""
@@ -286,6 +276,6 @@ def test_the_command_fails_in_one_line(
         ({"plan": "filter", "tolerance": 0}, "tolerance must be above 0, got 0"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
+def test_arguments_that_cannot_be_are_refused(arguments, words):
     with pytest.raises((TypeError, ValueError), match=words):
         check_plan(network(), (5, 7, 2), **arguments)

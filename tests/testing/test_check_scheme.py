@@ -49,7 +49,7 @@ class LocalSGD1(LocalSGD):
     period = 1
 
 
-def test_a_scheme_that_promises_less_must_lower_the_loss() -> None:
+def test_a_scheme_that_promises_less_must_lower_the_loss():
     report = check_scheme(LocalSGD, ranks=[3])
     (row,) = report.rows
     assert not row.always_equal
@@ -68,14 +68,14 @@ OPTIONS_OF = {name for name, options in CASES if options}
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name not in OPTIONS_OF])
-def test_the_library_s_schemes_pass(name: str) -> None:
+def test_the_library_s_schemes_pass(name):
     options: dict[str, Any] = {"equal_to_serial": False} if name == "stale" else {}
     if name not in OF_ANY_RULE:
         options["optimizer"] = lambda: AdamW(0.02)
     check_scheme(SCHEMES[name], ranks=[1, 3], **options)
 
 
-def test_the_report_counts_messages_and_bytes() -> None:
+def test_the_report_counts_messages_and_bytes():
     report = check_scheme(AllReduce, optimizer=lambda: SGD(1e-3))
     alone, _, three, _ = report.rows
     assert all(row.always_equal and row.difference < 1e-12 for row in report.rows)
@@ -90,7 +90,7 @@ def test_the_report_counts_messages_and_bytes() -> None:
     assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
 
 
-def test_a_reference_that_differs_is_refused() -> None:
+def test_a_reference_that_differs_is_refused():
     def unchanged(start: np.ndarray, steps: Any) -> Any:
         yield from (start for _ in steps)
 
@@ -276,7 +276,7 @@ class HasNoMethod(Plain):
 @pytest.mark.parametrize(
     ("scheme", "ranks", "sentence"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
 )
-def test_a_broken_scheme_is_told_what_it_breaks(scheme: Scheme, ranks: int, sentence: str) -> None:
+def test_a_broken_scheme_is_told_what_it_breaks(scheme, ranks, sentence):
     with pytest.raises(AssertionError, match=sentence) as caught:
         check_scheme(scheme, ranks=[ranks], timeout=1 if scheme is WaitsForItself else 60)
     told = str(caught.value)
@@ -284,7 +284,7 @@ def test_a_broken_scheme_is_told_what_it_breaks(scheme: Scheme, ranks: int, sent
     assert "\n" not in told
 
 
-def test_what_cannot_be_checked_is_refused() -> None:
+def test_what_cannot_be_checked_is_refused():
     for ranks in ([], [0], [12]):
         with pytest.raises(ValueError, match="ranks must be numbers from 1 to 11"):
             check_scheme(AllReduce, ranks=ranks)
@@ -301,9 +301,7 @@ def test_what_cannot_be_checked_is_refused() -> None:
         (["allreduse"], 1, r"^unknown scheme 'allreduse'; did you mean 'allreduce'\?$"),
     ],
 )
-def test_the_command_prints_the_report_or_fails_in_one_line(
-    arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_report_or_fails_in_one_line(arguments, status, words, capsys):
     name, *options = arguments
     assert main([name, "--ranks=2", *options]) == status
     printed, told = capsys.readouterr()

@@ -11,7 +11,7 @@ from tests import gpu
 from tests.each import each
 
 
-def test_all_rows_of_all_parameters_are_run_and_the_one_that_fails_is_named() -> None:
+def test_all_rows_of_all_parameters_are_run_and_the_one_that_fails_is_named():
     seen = []
 
     @each("a", "xy")
@@ -26,7 +26,7 @@ def test_all_rows_of_all_parameters_are_run_and_the_one_that_fails_is_named() ->
     assert seen == [("f", "x", 1, 2), ("f", "x", 3, 4), ("f", "y", 1, 2), ("f", "y", 3, 4)]
 
 
-def test_it_is_skipped_where_every_case_is() -> None:
+def test_it_is_skipped_where_every_case_is():
     def test(case: int) -> None:
         if case:
             pytest.skip(f"case {case}")
@@ -36,7 +36,7 @@ def test_it_is_skipped_where_every_case_is() -> None:
         each("case", [1, 2])(test)()
 
 
-def test_mistakes_are_refused() -> None:
+def test_mistakes_are_refused():
     for names, values in (("b", [1]), ("a", [])):
         with pytest.raises(pytest.UsageError, match="no parameters or no values of"):
             each(names, values)(lambda a: None)
@@ -44,7 +44,7 @@ def test_mistakes_are_refused() -> None:
         each("a, b", [(1, 2, 3)])
 
 
-def test_a_simulated_gpu_runs_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_gpu_runs_some(monkeypatch):
     seen: dict[str, list[int]] = {"cpu": [], "cuda": []}
 
     @each("case", range(10))
@@ -59,7 +59,7 @@ def test_a_simulated_gpu_runs_some(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each("case", range(3))
-def test_a_case_does_not_see_what_the_last_has_left(tmp_path, capsys, monkeypatch, case) -> None:
+def test_a_case_does_not_see_what_the_last_has_left(tmp_path, capsys, monkeypatch, case):
     assert [*tmp_path.iterdir()] == []
     assert capsys.readouterr().out == ""
     assert "PYDTNN_LEFT" not in os.environ

@@ -29,16 +29,16 @@ class Square(Loss):
 
 @each("backend", ["numpy", "cpu"])
 @each("name", LOSSES)
-def test_the_losses_of_the_library_pass(name: str, backend: str) -> None:
+def test_the_losses_of_the_library_pass(name, backend):
     check_loss(LOSSES[name](), (4,), backend=backend)
 
 
 @each("name", METRICS)
-def test_the_metrics_of_the_library_pass(name: str) -> None:
+def test_the_metrics_of_the_library_pass(name):
     check_metric(TopKAccuracy(2) if name == "top_k_accuracy" else METRICS[name](), (4,))
 
 
-def test_targets_can_be_given() -> None:
+def test_targets_can_be_given():
     check_loss(MeanSquaredError(), (4, 3, 2))
     check_loss(MeanSquaredError(), (1,), np.arange(6.0))
     check_loss(CategoricalCrossEntropy(0.1, [1, 2, 3, 4]), (4,), np.arange(4))
@@ -112,7 +112,7 @@ BROKEN_LOSSES = [
 
 
 @each(("loss", "sentence"), BROKEN_LOSSES)
-def test_a_broken_loss_is_told_what_it_breaks(loss: Loss, sentence: str) -> None:
+def test_a_broken_loss_is_told_what_it_breaks(loss, sentence):
     check_loss(Square(), (3,))
     with pytest.raises(AssertionError, match=f"^{type(loss).__name__}: .*{sentence}"):
         check_loss(loss, (3,))
@@ -134,7 +134,7 @@ class Share(Far):
         return super().compute(xp, y, target) / max(len(y), 1)
 
 
-def test_a_broken_metric_is_told_what_it_breaks() -> None:
+def test_a_broken_metric_is_told_what_it_breaks():
     check_metric(Far(), (3,))
     for metric, sentence in (
         (type("Nameless", (Far,), {"name": None})(), "Nameless: it must have a `name`"),
@@ -145,14 +145,14 @@ def test_a_broken_metric_is_told_what_it_breaks() -> None:
             check_metric(metric, (3,))
 
 
-def test_what_is_neither_is_refused() -> None:
+def test_what_is_neither_is_refused():
     with pytest.raises(TypeError, match="check_loss: expected a Loss, got 'mse'"):
         check_loss("mse", (3,))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="check_metric: batch must be at least 3, got 2"):
         check_metric(Far(), (3,), batch=2)
 
 
-def test_the_command_line_checks_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_checks_them(capsys):
     assert main([f"{__file__}:Square"]) == 0
     assert main([f"{__file__}:Far", "--shape=2,2"]) == 0
     assert main([f"{__file__}:Mean"]) == 1

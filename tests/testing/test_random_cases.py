@@ -1,21 +1,18 @@
 """Random cases are the same in every run, end in time, and say how to run one of them again."""
 
-from __future__ import annotations
-
 import numpy as np
-import pytest
 
 from tests.random_cases import Cases
 
 
-def test_a_case_draws_the_same_numbers_whenever_it_runs() -> None:
+def test_a_case_draws_the_same_numbers_whenever_it_runs():
     first = [case.rng.random() for case, _ in zip(Cases("k", "t", 60.0), range(3), strict=False)]
     alone = [case.rng.random() for case in Cases("k", "t", 60.0, only=2)]
     assert alone == first[2:]
     assert len({*first}) == 3
 
 
-def test_no_time_is_time_for_one_case() -> None:
+def test_no_time_is_time_for_one_case():
     cases = Cases("k", "t", 0.0)
     for case in cases:
         case.compare(np.testing.assert_equal, 1, 1)
@@ -40,7 +37,7 @@ def test_other():
 """
 
 
-def test_a_kind_is_selected_and_a_failure_names_its_case(pytester: pytest.Pytester) -> None:
+def test_a_kind_is_selected_and_a_failure_names_its_case(pytester):
     pytester.makeconftest("from tests.conftest import *")
     pytester.makepyfile(NUMBERS)
     result = pytester.runpytest("--fuzz-minutes", "1", "--fuzz-kind", "numbers")

@@ -65,7 +65,7 @@ def four(tmp_path: Path) -> Ranks:
     return Ranks(tmp_path, 4)
 
 
-def test_a_stopped_rank_is_named_with_the_call_that_it_has_not_made(four: Ranks) -> None:
+def test_a_stopped_rank_is_named_with_the_call_that_it_has_not_made(four):
     for activity in four.activities:
         activity.begin(Kind.PHASE, "step")
     four.record()
@@ -84,7 +84,7 @@ def test_a_stopped_rank_is_named_with_the_call_that_it_has_not_made(four: Ranks)
     )
 
 
-def test_unequal_calls_are_named_before_all_else(four: Ranks) -> None:
+def test_unequal_calls_are_named_before_all_else(four):
     four.call(range(4), "barrier")
     four.call((0, 1, 3), "gather_object", ends=False)
     four.call((2,), "barrier", ends=False)
@@ -95,7 +95,7 @@ def test_unequal_calls_are_named_before_all_else(four: Ranks) -> None:
     )
 
 
-def test_sums_of_other_lengths_are_unequal_and_other_parts_are_not(four: Ranks) -> None:
+def test_sums_of_other_lengths_are_unequal_and_other_parts_are_not(four):
     for rank in range(4):
         four.call((rank,), "allgather", nbytes=rank)
         four.call((rank,), "allreduce", nbytes=100 + (rank == 3))
@@ -104,7 +104,7 @@ def test_sums_of_other_lengths_are_unequal_and_other_parts_are_not(four: Ranks) 
     assert (parting.ranks, parting.operation) == ((3,), "allreduce (call 2 of group all, 100 B)")
 
 
-def test_a_rank_that_waits_elsewhere_than_most_is_named(four: Ranks) -> None:
+def test_a_rank_that_waits_elsewhere_than_most_is_named(four):
     four.call(range(4), "iallreduce", of="all/0.0")
     four.call((0, 1, 2), "barrier", ends=False)
     four.call((3,), "iallreduce", of="all/0.0", ends=False)
@@ -115,7 +115,7 @@ def test_a_rank_that_waits_elsewhere_than_most_is_named(four: Ranks) -> None:
     assert parting.operation == "barrier (call 1 of group all)"
 
 
-def test_the_partner_of_a_lost_message_is_named(four: Ranks) -> None:
+def test_the_partner_of_a_lost_message_is_named(four):
     four.activities[0].begin(Kind.WAIT, "irecv")
     four.activities[0].call("recv", "all", 0, 1)
     four.call((1, 2, 3), "iallreduce", ends=False)
@@ -125,7 +125,7 @@ def test_the_partner_of_a_lost_message_is_named(four: Ranks) -> None:
     assert "; rank 1: waits in iallreduce" in text
 
 
-def test_ranks_without_a_record_are_those_of_a_lost_host(four: Ranks) -> None:
+def test_ranks_without_a_record_are_those_of_a_lost_host(four):
     four.call((0, 1), "barrier", ends=False)
     four.record(lost=(2, 3))
     parting = find_parting(read_flights(four.folder))
@@ -133,9 +133,7 @@ def test_ranks_without_a_record_are_those_of_a_lost_host(four: Ranks) -> None:
     assert "ranks 2-3: no record, as their host was lost; others: waits in barrier" in parting.text
 
 
-def test_the_report_has_a_table_and_the_last_activities_of_late_ranks(
-    four: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_has_a_table_and_the_last_activities_of_late_ranks(four, capsys):
     four.call(range(4), "allreduce", nbytes=8)
     four.activities[2].message(Kind.RECEIVED, "all", 1, 2, peer=3, tag=9, nbytes=5)
     four.call((0, 1, 3), "barrier", ends=False)
@@ -150,9 +148,7 @@ def test_the_report_has_a_table_and_the_last_activities_of_late_ranks(
     assert capsys.readouterr().out.splitlines()[0] == lines[0]
 
 
-def test_what_is_no_flight_record_is_refused_in_one_sentence(
-    four: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_flight_record_is_refused_in_one_sentence(four, capsys):
     assert main(["flight", str(four.folder)]) == 1
     four.record()
     folder = four.folder / "flight"
@@ -204,9 +200,7 @@ Trainer(model, "sgd", callbacks=[Hook()], progress="none", check_equal=0).fit(
         ("missing", "not made: barrier (call 1 of group"),
     ],
 )
-def test_a_hang_leaves_a_record_that_names_rank_and_operation(
-    cause: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hang_leaves_a_record_that_names_rank_and_operation(cause, words, tmp_path, capsys):
     finished = run(4, ["-c", HANGS, cause], directory=tmp_path)
     assert finished.returncode == 75, finished
     assert main(["flight", str(tmp_path / "flight")]) == 0

@@ -35,11 +35,11 @@ def run_steps(recorder: Recorder, steps: int, epoch: int = 0) -> None:
     recorder.end()
 
 
-def test_the_compiled_record_is_that_of_files() -> None:
+def test_the_compiled_record_is_that_of_files():
     assert RECORD.itemsize == RECORD_BYTES
 
 
-def test_a_record_contains_what_was_told_and_the_time() -> None:
+def test_a_record_contains_what_was_told_and_the_time():
     recorder = Recorder()
     recorder.watch(Pool)
     before = time.perf_counter_ns()
@@ -64,7 +64,7 @@ def test_a_record_contains_what_was_told_and_the_time() -> None:
     assert message.tolist() == (Kind.SENT, 0, 1, 4, 2, 5, 10, 20, 9, 1, 7, -1, -1, -1)
 
 
-def test_records_are_kept_when_chunks_are_full() -> None:
+def test_records_are_kept_when_chunks_are_full():
     recorder = Recorder()
     for number in range(40_000):
         recorder.begin(Kind.CALL, "send", nbytes=number)
@@ -74,7 +74,7 @@ def test_records_are_kept_when_chunks_are_full() -> None:
     assert (np.diff(records["start"]) >= 0).all()
 
 
-def test_the_number_of_a_step_applies_to_its_phases_only() -> None:
+def test_the_number_of_a_step_applies_to_its_phases_only():
     recorder = Recorder()
     run_steps(recorder, 2, epoch=4)
     recorder.begin(Kind.PHASE, "evaluation")
@@ -84,7 +84,7 @@ def test_the_number_of_a_step_applies_to_its_phases_only() -> None:
     assert steps == [*one, (4, -1), (-1, -1)]  # the epoch, the evaluation
 
 
-def test_of_a_range_of_steps_nothing_else_is_recorded() -> None:
+def test_of_a_range_of_steps_nothing_else_is_recorded():
     recorder = Recorder(range(3, 5))
     recorder.begin(Kind.PHASE, "start")
     recorder.end()
@@ -100,7 +100,7 @@ def test_of_a_range_of_steps_nothing_else_is_recorded() -> None:
     assert records["depth"].tolist() == [1, 0, 1, 0, 0, 2, 1, 2, 1, 0]  # among what is recorded
 
 
-def test_bytes_are_counted_while_it_is_recorded() -> None:
+def test_bytes_are_counted_while_it_is_recorded():
     recorder, sent = Recorder(range(1, 2)), [100]
     recorder.count(lambda: sent[0])
     for step in range(3):
@@ -119,7 +119,7 @@ def test_bytes_are_counted_while_it_is_recorded() -> None:
     assert always.sent == 5
 
 
-def test_every_thread_has_a_lane_of_its_own() -> None:
+def test_every_thread_has_a_lane_of_its_own():
     recorder = Recorder()
     recorder.step(0, 8)
 
@@ -145,7 +145,7 @@ def test_every_thread_has_a_lane_of_its_own() -> None:
     assert (records["depth"] == 0).all()
 
 
-def test_more_threads_than_records_can_name_and_too_deep_ones_are_not_recorded() -> None:
+def test_more_threads_than_records_can_name_and_too_deep_ones_are_not_recorded():
     recorder = Recorder()
     for number in range(MAX_LANES + 5):
         lane = recorder.lane(f"thread {number}")

@@ -58,7 +58,7 @@ def early_messages(folder: Path) -> int:
 
 
 @each("ranks", [1, 3])
-def test_the_files_contain_what_the_communicator_has_counted(ranks: int, tmp_path: Path) -> None:
+def test_the_files_contain_what_the_communicator_has_counted(ranks, tmp_path):
     traces = run_threads(ranks, lambda comm: traced_fit(tmp_path, comm))
     found = read_traces(tmp_path)
     assert len(found) == ranks
@@ -75,7 +75,7 @@ def test_the_files_contain_what_the_communicator_has_counted(ranks: int, tmp_pat
     assert len(load_timeline(tmp_path).steps) == 4
 
 
-def test_bytes_of_a_range_of_steps_are_those_of_its_calls(tmp_path: Path) -> None:
+def test_bytes_of_a_range_of_steps_are_those_of_its_calls(tmp_path):
     run_threads(2, lambda comm: traced_fit(tmp_path, comm, epochs=2, steps=range(2, 6)))
     for trace in read_traces(tmp_path):
         calls = trace.records[trace.records["kind"] == Kind.CALL]
@@ -87,9 +87,7 @@ def test_bytes_of_a_range_of_steps_are_those_of_its_calls(tmp_path: Path) -> Non
 
 @pytest.mark.few(1)
 @pytest.mark.mpi(2, 4)
-def test_messages_of_processes_arrive_after_they_are_sent(
-    comm: Communicator, tmp_path: Path
-) -> None:
+def test_messages_of_processes_arrive_after_they_are_sent(comm, tmp_path):
     folder = comm.gather_object(tmp_path)[0]
     traced_fit(folder, create_allreduce("ring", comm), epochs=10)
     if comm.rank == 0:
@@ -100,7 +98,7 @@ def test_messages_of_processes_arrive_after_they_are_sent(
     comm.barrier()
 
 
-def test_an_interrupted_run_leaves_its_trace(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_its_trace(tmp_path):
     def rank(comm: Communicator) -> None:
         with pytest.raises(Interrupted):
             traced_fit(tmp_path, comm, Interrupt(3))
@@ -109,7 +107,7 @@ def test_an_interrupted_run_leaves_its_trace(tmp_path: Path) -> None:
     assert len(load_timeline(tmp_path).steps) == 3
 
 
-def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path: Path) -> None:
+def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path):
     class Failing(Callback):
         def on_step_end(self, trainer: Any) -> None:
             if trainer.comm.rank == 1 and trainer.step == 2:
@@ -122,7 +120,7 @@ def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path
     assert {"callback Failing", "update"} <= set(names)
 
 
-def test_a_folder_with_a_trace_or_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_a_trace_or_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "rank-0000.npz").touch()
 
     def rank(comm: Communicator) -> None:
@@ -135,9 +133,7 @@ def test_a_folder_with_a_trace_or_that_cannot_be_written_is_refused(tmp_path: Pa
     assert not (tmp_path / "rank-0000.npz").stat().st_size
 
 
-def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path, monkeypatch):
     def full(folder: Path, records: np.ndarray, names: Any, about: Any) -> None:
         if about["rank"] == 1:
             raise OSError(28, "No space left on device")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pydtnn import Mesh, Model
-from pydtnn.comm import Communicator
 from pydtnn.layers import Layer, Linear, Sequential
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import AllReduce
@@ -45,7 +44,7 @@ def network(axes: tuple[str, ...], place: int = 0, parts: int = 1) -> Sequential
 
 
 @pytest.mark.threads(2)
-def test_a_scheme_receives_summed_buckets_in_the_order_of_backward(comm: Communicator) -> None:
+def test_a_scheme_receives_summed_buckets_in_the_order_of_backward(comm):
     mesh = Mesh(comm, model=2)
     options: dict[str, Any] = {"backend": "numpy", "bucket_bytes": 1}
     model = Model(network(("model",), comm.rank, 2), (4,), **options)

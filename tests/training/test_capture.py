@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,14 +101,14 @@ def equal(a: Trainer, b: Trainer) -> None:
     ],
     ids=",".join,
 )
-def test_captured_steps_give_the_same_bytes(options: dict[str, Any]) -> None:
+def test_captured_steps_give_the_same_bytes(options):
     eager, captured = fit(False, **options), fit(True, **options)
     assert captured.steps.graph == "one CUDA graph"
     assert eager.steps.graph == "no CUDA graph: not asked for"
     equal(eager, captured)
 
 
-def test_a_replayed_step_neither_allocates_nor_waits() -> None:
+def test_a_replayed_step_neither_allocates_nor_waits():
     def watch(trainer: Trainer) -> None:
         xp = trainer.model.backend.xp
         if trainer.step == WARM_UP + 1:
@@ -128,7 +127,7 @@ def test_a_replayed_step_neither_allocates_nor_waits() -> None:
 
 
 @pytest.mark.parametrize("at", [2, WARM_UP + 1])
-def test_a_loss_that_is_no_number_is_found_late_and_nothing_is_lost(at: int) -> None:
+def test_a_loss_that_is_no_number_is_found_late_and_nothing_is_lost(at):
     """The batch of step `at` has a sample that Log cannot take."""
     rng = np.random.default_rng(0)
     x = 1 + rng.random((SAMPLES, 4))
@@ -181,7 +180,7 @@ class Reads(MeanSquaredError):
         ({"loss": Reads()}, r"test_capture.py:\d+: "),
     ],
 )
-def test_what_cannot_be_captured_says_why_and_trains_alike(options, reason: str) -> None:
+def test_what_cannot_be_captured_says_why_and_trains_alike(options, reason):
     eager, captured = fit(False, **options), fit(True, **options)
     assert captured.steps.graph.startswith("no CUDA graph: ")
     assert captured.steps.graph != eager.steps.graph
@@ -189,7 +188,7 @@ def test_what_cannot_be_captured_says_why_and_trains_alike(options, reason: str)
     equal(eager, captured)
 
 
-def test_steps_under_way_are_awaited_before_the_state_is_saved() -> None:
+def test_steps_under_way_are_awaited_before_the_state_is_saved():
     """A checkpoint in the middle of an epoch holds the sums of all steps that it counts."""
     states: dict[bool, list[Any]] = {False: [], True: []}
     for graph, found in states.items():
@@ -205,9 +204,7 @@ def test_steps_under_way_are_awaited_before_the_state_is_saved() -> None:
 
 
 @each("graph", [False, True])
-def test_a_trainer_whose_optimizer_another_has_taken_is_refused(
-    graph: bool, tmp_path: Path
-) -> None:
+def test_a_trainer_whose_optimizer_another_has_taken_is_refused(graph, tmp_path):
     """Its graph would write to the state that it had, and its checkpoint hold another's."""
     first = fit(graph)
     second = Trainer(first.model, first.optimizer, exchange=AllReduce(Serial()), graph=graph)
@@ -249,7 +246,7 @@ FABRICS: dict[int, Fabric] = {}
         (AllReduce, True),
     ],
 )
-def test_ranks_replay_their_messages_too(comm: Communicator, scheme: Any, sync: bool) -> None:
+def test_ranks_replay_their_messages_too(comm, scheme, sync):
     """The sums of NCCL are part of the graph, and equal those of the host but for rounding."""
     data = images()
 

@@ -50,9 +50,7 @@ PAIR = np.zeros((4, 5, 5, 2)), [0] * 4
         ),
     ],
 )
-def test_what_cannot_be_trained_with_is_refused_before_the_first_step(
-    error: type[Exception], words: str, call: Any
-) -> None:
+def test_what_cannot_be_trained_with_is_refused_before_the_first_step(error, words, call):
     trainer = small_trainer()
     with pytest.raises(error, match=f"^Trainer: .*{words}"):
         call(trainer, small_data()[0])
@@ -74,9 +72,7 @@ def test_what_cannot_be_trained_with_is_refused_before_the_first_step(
     ],
 )
 @pytest.mark.threads(2)
-def test_ranks_that_would_do_different_work_are_refused_before_any(
-    comm: Communicator, change: dict[str, Any], words: str
-) -> None:
+def test_ranks_that_would_do_different_work_are_refused_before_any(comm, change, words):
     mine: dict[str, Any] = change if comm.rank == 1 else {}
     train, validation = small_data()
     given = {"validation": validation, "epochs": 2, "global_batch_size": 8, **mine}
@@ -92,9 +88,7 @@ def test_ranks_that_would_do_different_work_are_refused_before_any(
 
 
 @pytest.mark.threads(2)
-def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rates(
-    comm: Communicator,
-) -> None:
+def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rates(comm):
     train, _ = small_data()
     own = SGD(0.1 * (1 + comm.rank))
     trainer = small_trainer(comm, optimizer=own, exchange=LocalSGD(comm, period=2))
@@ -114,16 +108,14 @@ def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rat
         ({"accumulation": 1.5}, "accumulation must be a whole number, got 1.5"),
     ],
 )
-def test_what_a_trainer_is_not_made_of_is_told(change: dict[str, Any], words: str) -> None:
+def test_what_a_trainer_is_not_made_of_is_told(change, words):
     given = {"model": small_model(), "optimizer": SGD(0.1), **change}
     with pytest.raises(TypeError, match=f"^Trainer: {words}"):
         Trainer(given.pop("model"), given.pop("optimizer"), **given)
 
 
 @each(("ranks", "accumulation", "batch", "most"), [(1, 9, 8, 8), (3, 4, 8, 3)])
-def test_more_micro_batches_than_samples_are_refused(
-    ranks: int, accumulation: int, batch: int, most: int
-) -> None:
+def test_more_micro_batches_than_samples_are_refused(ranks, accumulation, batch, most):
     train, _ = small_data()
 
     def rank(comm: Communicator) -> None:
@@ -145,7 +137,7 @@ def flat_norm(comm: Communicator, **options: Any) -> Trainer:
 
 
 @pytest.mark.threads(2)
-def test_batch_norm_over_a_single_row_is_refused(comm: Communicator) -> None:
+def test_batch_norm_over_a_single_row_is_refused(comm):
     train, _ = small_data()  # 29 samples
     words = "^Trainer: norm normalises over the samples only .* in {}, .* 1, whose variance is 0"
     every, last = words.format("each step, of [238] samples"), words.format("the last step .*")
@@ -163,7 +155,7 @@ def test_batch_norm_over_a_single_row_is_refused(comm: Communicator) -> None:
 
 
 @pytest.mark.threads(2)
-def test_batch_norm_over_two_rows_is_not_refused(comm: Communicator) -> None:
+def test_batch_norm_over_two_rows_is_not_refused(comm):
     train, _ = small_data()
     flat_norm(comm).fit(train, global_batch_size=4, steps_per_epoch=7)
     flat_norm(comm).fit(train.subset(np.arange(28)), global_batch_size=8)
@@ -185,9 +177,7 @@ def test_batch_norm_over_two_rows_is_not_refused(comm: Communicator) -> None:
     ],
 )
 @pytest.mark.threads(2)
-def test_batch_norm_over_few_samples_is_warned_of(
-    comm: Communicator, given: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_batch_norm_over_few_samples_is_warned_of(comm, given, words, caplog):
     """128 samples: 20 per rank leave 8 of both for the last step."""
     data = ArrayDataset(np.arange(256.0).reshape(128, 2), np.arange(128) % 2)
     options = {name: given[name] for name in ("accumulation", "sync_batch_norm") if name in given}
@@ -215,9 +205,7 @@ def with_another_pixel(x: Any, y: Any) -> Any:
         (lambda x, y: (x.astype("float32"), y), "training"),
     ],
 )
-def test_ranks_with_other_data_of_the_same_length_are_refused(
-    comm: Communicator, change: Any, which: str
-) -> None:
+def test_ranks_with_other_data_of_the_same_length_are_refused(comm, change, which):
     train, validation = small_data()
     other = train
     if comm.rank > 0:
@@ -230,9 +218,7 @@ def test_ranks_with_other_data_of_the_same_length_are_refused(
 
 
 @pytest.mark.threads(2)
-def test_data_that_are_augmented_while_they_are_read_are_compared_by_type_alone(
-    comm: Communicator,
-) -> None:
+def test_data_that_are_augmented_while_they_are_read_are_compared_by_type_alone(comm):
     class Noisy(ArrayDataset):
         def read(self, indices: Any) -> Any:
             x, y = super().read(indices)
@@ -244,7 +230,7 @@ def test_data_that_are_augmented_while_they_are_read_are_compared_by_type_alone(
 
 
 @pytest.mark.threads(2, 3)
-def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) -> None:
+def test_evaluations_of_other_data_on_each_rank_are_refused(comm):
     _, data = small_data()
     rows = range(comm.rank, len(data) - len(data) % comm.size, comm.size)
     trainer = small_trainer(comm)
@@ -258,7 +244,7 @@ def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) 
     assert trainer.evaluate(data)["loss"] > 0
 
 
-def test_an_evaluation_of_other_classes_than_those_of_training_is_refused() -> None:
+def test_an_evaluation_of_other_classes_than_those_of_training_is_refused():
     train, _ = small_data()
     ours, theirs = (ArrayDataset(train.x, train.y, class_names=[*name]) for name in ("abc", "cba"))
     trainer = small_trainer()
@@ -268,7 +254,7 @@ def test_an_evaluation_of_other_classes_than_those_of_training_is_refused() -> N
 
 
 @pytest.mark.threads(2)
-def test_a_loader_of_ranks_refuses_other_data_on_each(comm: Communicator) -> None:
+def test_a_loader_of_ranks_refuses_other_data_on_each(comm):
     data, _ = small_data()
     with pytest.raises(AgreedError, match=r"^Loader: the samples of the data set array differ on"):
         Loader(data.subset(range(comm.rank, 28, 2)), global_batch_size=8, comm=comm)
@@ -277,7 +263,7 @@ def test_a_loader_of_ranks_refuses_other_data_on_each(comm: Communicator) -> Non
 
 
 @pytest.mark.threads(4)
-def test_parts_of_a_network_refuse_to_predict_other_samples(comm: Communicator) -> None:
+def test_parts_of_a_network_refuse_to_predict_other_samples(comm):
     mesh = Mesh(comm, data=2, filter=2)
     model = Model(Sequential(Flatten(), Linear(4), Linear(3)), (5,), mesh=mesh, backend="numpy")
     x = np.random.default_rng(mesh.position["data"]).random((6, 5), np.float32)
@@ -292,7 +278,7 @@ def fit(trainer: Trainer, **options: Any) -> list[dict[str, float]]:
     return trainer.fit(train, validation, global_batch_size=8, **options)
 
 
-def test_more_epochs_continue_from_the_present_state() -> None:
+def test_more_epochs_continue_from_the_present_state():
     parts, whole = small_trainer(), small_trainer()
     assert len(fit(parts)) == 1  # without a number of epochs
     assert len(fit(parts, more_epochs=2)) == 3
@@ -302,7 +288,7 @@ def test_more_epochs_continue_from_the_present_state() -> None:
 
 
 @pytest.mark.threads(2)
-def test_without_a_batch_size_a_few_samples_are_one_step(comm: Communicator) -> None:
+def test_without_a_batch_size_a_few_samples_are_one_step(comm):
     trainer, (train, validation) = small_trainer(comm), small_data()
     trainer.fit(train, validation)
     assert trainer.global_batch_size == len(train) < 64
@@ -311,7 +297,7 @@ def test_without_a_batch_size_a_few_samples_are_one_step(comm: Communicator) -> 
         trainer.fit(train, batch_size=64, more_epochs=1)
 
 
-def test_the_last_smaller_step_is_omitted_on_request() -> None:
+def test_the_last_smaller_step_is_omitted_on_request():
     trainer, (train, _) = small_trainer(), small_data()
     trainer.fit(train, epochs=2, global_batch_size=8, drop_last=True)
     assert len(trainer.losses) == 2 * (STEPS - 1)
@@ -320,14 +306,14 @@ def test_the_last_smaller_step_is_omitted_on_request() -> None:
     assert len(trainer.losses) == 2 * (STEPS - 1) + 3  # all of them are whole
 
 
-def test_both_numbers_of_epochs_are_refused() -> None:
+def test_both_numbers_of_epochs_are_refused():
     with pytest.raises(TypeError, match="^fit: expected epochs or more_epochs, got both; "):
         fit(small_trainer(), epochs=3, more_epochs=2)
     with pytest.raises(ValueError, match="^Trainer: more_epochs must be at least 0, got -1"):
         fit(small_trainer(), more_epochs=-1)
 
 
-def test_an_argument_of_another_library_names_ours_and_a_misspelt_one_the_nearest() -> None:
+def test_an_argument_of_another_library_names_ours_and_a_misspelt_one_the_nearest():
     trainer = small_trainer()
     for name in foreign_names()["values"]["fit_argument"]:
         with pytest.raises(TypeError, match=f"^fit: there is no argument `{name}`; "):

@@ -29,9 +29,7 @@ def written(folder: Path, comm: Communicator) -> Path:
 
 
 @pytest.mark.threads(1, 3)
-def test_ranks_read_each_sample_once_and_get_the_statistics_of_all(
-    comm: Communicator, tmp_path: Path
-) -> None:
+def test_ranks_read_each_sample_once_and_get_the_statistics_of_all(comm, tmp_path):
     root = written(tmp_path, comm)
     train, test = load_folder(data_dir=root)
     counts = []
@@ -57,9 +55,7 @@ def test_ranks_read_each_sample_once_and_get_the_statistics_of_all(
 
 @pytest.mark.threads(2)
 @each("part", ["train", "val"])
-def test_a_damaged_image_is_told_on_all_ranks(
-    comm: Communicator, tmp_path: Path, part: str
-) -> None:
+def test_a_damaged_image_is_told_on_all_ranks(comm, tmp_path, part):
     root = written(tmp_path, comm)
     if comm.rank == 0:
         path = root / part / "bee" / "1.png"
@@ -71,9 +67,7 @@ def test_a_damaged_image_is_told_on_all_ranks(
 
 
 @pytest.mark.threads(2)
-def test_a_trainer_begins_with_it_and_parts_are_examined_as_a_whole(
-    comm: Communicator, tmp_path: Path
-) -> None:
+def test_a_trainer_begins_with_it_and_parts_are_examined_as_a_whole(comm, tmp_path):
     root = written(tmp_path, comm)
     train, test = load_folder(data_dir=root)
     rest, held = split_validation(train, 0.25)

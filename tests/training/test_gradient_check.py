@@ -53,7 +53,7 @@ def trainer(model: Model, comm: Any, **options: Any) -> Trainer:
 
 @each("options", [{}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"bucket_bytes": 1}])
 @each("layer", [Forgets, StoresHalf])
-def test_a_gradient_that_is_not_stored_is_named_in_the_first_step(layer: Any, options: Any) -> None:
+def test_a_gradient_that_is_not_stored_is_named_in_the_first_step(layer, options):
     """Also where it shares memory with others that are used up."""
     model = Model(net(layer(name="forgets"), Linear(4)), (4,), backend="numpy", **options)
     words = f"forgets: backward of {layer.__name__} must store a gradient of the whole"
@@ -61,7 +61,7 @@ def test_a_gradient_that_is_not_stored_is_named_in_the_first_step(layer: Any, op
         trainer(model, Serial()).fit(DATA, batch_size=6)
 
 
-def test_all_ranks_are_told_before_anything_is_sent() -> None:
+def test_all_ranks_are_told_before_anything_is_sent():
     def rank(comm: Any) -> None:
         model = Model(net(Forgets(name="forgets")), (4,), backend="numpy", bucket_bytes=1)
         trainer(model, comm).fit(DATA, batch_size=2)
@@ -78,7 +78,7 @@ def test_all_ranks_are_told_before_anything_is_sent() -> None:
         (True, {"sync_batch_norm": True}),
     ],
 )
-def test_layers_that_store_all_gradients_train(exact: bool, options: Any) -> None:
+def test_layers_that_store_all_gradients_train(exact, options):
     def rank(comm: Any) -> float:
         model = Model(net(BatchNorm(), ReLU()), (4,), backend="numpy", dtype="float16")
         exchange = AllReduce(comm, sums=partial(ExactSums, shards=4) if exact else Sums)
@@ -88,6 +88,6 @@ def test_layers_that_store_all_gradients_train(exact: bool, options: Any) -> Non
     assert np.isfinite(run_threads(2, rank)).all()
 
 
-def test_check_layer_says_the_same() -> None:
+def test_check_layer_says_the_same():
     with pytest.raises(AssertionError, match="Forgets in training: forgets: backward of Forgets m"):
         check_layer(Forgets(), (4,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def step(scale: LossScale, *gradients: Any) -> None:
     scale.adjust()
 
 
-def test_the_loss_is_multiplied_and_gradients_are_divided(backend: Backend) -> None:
+def test_the_loss_is_multiplied_and_gradients_are_divided(backend):
     scale = LossScale(backend, initial=8)
     assert float(scale.loss(0.25)) == 2.0
     gradients = [backend.asarray(np.array(g, "float32")) for g in ([8, -4], [1])]
@@ -39,7 +38,7 @@ def test_the_loss_is_multiplied_and_gradients_are_divided(backend: Backend) -> N
     assert scale.passed
 
 
-def test_the_scale_shrinks_at_once_and_grows_after_many_good_steps(backend: Backend) -> None:
+def test_the_scale_shrinks_at_once_and_grows_after_many_good_steps(backend):
     scale = LossScale(backend, initial=8, interval=3, growth=4, backoff=0.5)
     scales, flags = [], []
     for gradient in (1, np.inf, 1, 1, np.nan, 1, 1, 1, 1):
@@ -50,7 +49,7 @@ def test_the_scale_shrinks_at_once_and_grows_after_many_good_steps(backend: Back
     assert flags == [1, 0, 1, 1, 0, 1, 1, 1, 1]
 
 
-def test_a_scale_that_has_shrunk_to_nothing_is_told() -> None:
+def test_a_scale_that_has_shrunk_to_nothing_is_told():
     scale = LossScale(NUMPY, initial=2.0**-20)
     told = []
     for _ in range(6):
@@ -60,7 +59,7 @@ def test_a_scale_that_has_shrunk_to_nothing_is_told() -> None:
 
 
 @each(("name", "value"), [("initial", 0), ("growth", 1.0), ("backoff", 1.0), ("interval", 0)])
-def test_numbers_that_make_no_sense_are_refused(name: str, value: float) -> None:
+def test_numbers_that_make_no_sense_are_refused(name, value):
     with pytest.raises(ValueError, match=f"LossScale: {name} must be"):
         LossScale(NUMPY, **{name: value})
 
@@ -80,7 +79,7 @@ def gradients(backend: Backend, dtype: str, factor: float, scale: LossScale | No
 
 
 @each("name", ["numpy", "cpu"])
-def test_small_gradients_of_float16_survive_with_a_scale_only(name: str) -> None:
+def test_small_gradients_of_float16_survive_with_a_scale_only(name):
     backend = create_backend(name, threads=1)
     exact = gradients(backend, "float64", 1e-8, None)  # below 6e-8 a float16 is 0
 
@@ -124,9 +123,7 @@ def fit(trainer: Trainer, epochs: int = 1) -> list[float]:
 @pytest.mark.threads(1, 3)
 @each("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
 @each("options", [{}, {"clip_norm": 0.5}])
-def test_steps_that_overflow_are_left_out_by_all_ranks(
-    comm: Communicator, scheme: type[GradientExchange], options: dict[str, float]
-) -> None:
+def test_steps_that_overflow_are_left_out_by_all_ranks(comm, scheme, options):
     trainer = trainer_of(comm, 2.0**28, scheme, **options)
     model, before, moved = trainer.model, {}, []
 
@@ -147,14 +144,14 @@ def test_steps_that_overflow_are_left_out_by_all_ranks(
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_a_scaled_training_is_that_of_float32_which_has_no_scale(backend: Backend) -> None:
+def test_a_scaled_training_is_that_of_float32_which_has_no_scale(backend):
     model = Model(Sequential(Linear(16), SiLU(), Linear(3)), (8,), backend="numpy")
     plain = Trainer(model, SGD(0.1, momentum=0.9), exchange=AllReduce(Serial()))
     assert plain.loss_scale is None
     assert fit(trainer_of(backend=backend), 3) == pytest.approx(fit(plain, 3), rel=1e-2)
 
 
-def test_a_checkpoint_holds_the_scale(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_scale(tmp_path):
     whole, first = trainer_of(initial=2.0**28), trainer_of(initial=2.0**28)
     fit(whole, 2)
     fit(first, 1)
@@ -166,6 +163,6 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Path) -> None:
     assert checksums(second.model.state()) == checksums(whole.model.state())
 
 
-def test_schemes_that_keep_gradients_are_refused() -> None:
+def test_schemes_that_keep_gradients_are_refused():
     with pytest.raises(ValueError, match="StaleGradients keeps gradients.*use bfloat16"):
         trainer_of(scheme=StaleGradients)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ CUT = {"data": 2, "filter": 2}
         ({"pipeline": 2, "filter": 2}, AllReduce),
     ],
 )
-def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
+def test_training_equals_serial_training(axes, scheme):
     """Also the norm of the gradient, of which each rank has a part."""
     norm = "pipeline" not in axes
 
@@ -71,7 +70,7 @@ def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
 
 
 @pytest.mark.mpi(4)
-def test_training_equals_serial_training_between_processes(comm: Communicator) -> None:
+def test_training_equals_serial_training_between_processes(comm):
     serial = mesh_trainer(Serial(), None)
     mesh_fit(serial)
     for axes in (CUT, {"data": 2, "spatial": 2}):
@@ -81,7 +80,7 @@ def test_training_equals_serial_training_between_processes(comm: Communicator) -
 
 
 @pytest.mark.threads(4)
-def test_evaluations_and_predictions_are_those_of_the_serial_model(comm: Communicator) -> None:
+def test_evaluations_and_predictions_are_those_of_the_serial_model(comm):
     _, validation = small_data()
     serial, trainer = mesh_trainer(Serial(), None), mesh_trainer(comm, CUT)
     expected = serial.evaluate(validation, global_batch_size=3)
@@ -91,7 +90,7 @@ def test_evaluations_and_predictions_are_those_of_the_serial_model(comm: Communi
 
 
 @pytest.mark.threads(4)
-def test_saved_models_weights_and_averages_are_whole(comm: Communicator, shared_path: Path) -> None:
+def test_saved_models_weights_and_averages_are_whole(comm, shared_path):
     best, final = shared_path / "best.safetensors", shared_path / "final.pydtnn"
     trainer = mesh_trainer(comm, CUT, EMA(0.5), BestWeights(best))
     mesh_fit(trainer, 2)
@@ -110,8 +109,8 @@ def test_saved_models_weights_and_averages_are_whole(comm: Communicator, shared_
 
 @pytest.mark.threads(4)
 def test_a_partitioned_network_ends_with_the_weights_of_its_best_epoch_also_when_resumed(
-    comm: Communicator, shared_path: Path
-) -> None:
+    comm, shared_path
+):
     """The checkpoint of the mesh is continued on one rank, and both restore the same."""
     axes = {"pipeline": 2, "filter": 2}
 
@@ -133,8 +132,8 @@ def test_a_partitioned_network_ends_with_the_weights_of_its_best_epoch_also_when
 
 @pytest.mark.threads(4)
 def test_loaded_weights_reach_the_parts_of_all_ranks_unless_ranks_alone_have_others(
-    comm: Communicator, shared_path: Path
-) -> None:
+    comm, shared_path
+):
     """Whether rank 0 has loaded them, or some, or all; without it, or from other files, not."""
     other, files = mesh_trainer(Serial(), None, seed=7), [shared_path / name for name in "ab"]
     if comm.rank == 0:
@@ -157,7 +156,7 @@ def test_loaded_weights_reach_the_parts_of_all_ranks_unless_ranks_alone_have_oth
 
 
 @pytest.mark.threads(4)
-def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm: Communicator) -> None:
+def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm):
     trainer = mesh_trainer(comm, {"data": 2, "spatial": 2}, optimizer=SGD(0.0))
     (statistic,) = trainer.model.statistics.statistics
     trainer.model.parameters["head.b"].master[...] = statistic.mean[...] = comm.rank + 5
@@ -167,7 +166,7 @@ def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm: Commu
 
 
 @pytest.mark.threads(2)
-def test_what_cannot_be_on_a_mesh_is_refused(comm: Communicator) -> None:
+def test_what_cannot_be_on_a_mesh_is_refused(comm):
     mesh = Mesh(comm, spatial=2)
     model = Model(pydtnn.create_net("cnn", 3, SHAPE), SHAPE, backend="numpy", mesh=mesh)
     exact = AllReduce(mesh.data, sums=partial(ExactSums, shards=4))
@@ -190,7 +189,7 @@ def test_what_cannot_be_on_a_mesh_is_refused(comm: Communicator) -> None:
 
 
 @pytest.mark.threads(4)
-def test_a_search_for_a_rate_changes_nothing_on_a_mesh(comm: Communicator) -> None:
+def test_a_search_for_a_rate_changes_nothing_on_a_mesh(comm):
     trainer, (train, _) = mesh_trainer(comm, CUT), small_data()
     before = checksums(trainer.model.state())
     found = find_learning_rate(trainer, train, steps=4, global_batch_size=8)
@@ -199,7 +198,7 @@ def test_a_search_for_a_rate_changes_nothing_on_a_mesh(comm: Communicator) -> No
 
 
 @pytest.mark.threads(2)
-def test_a_step_is_skipped_if_the_part_of_another_rank_is_infinite(comm: Communicator) -> None:
+def test_a_step_is_skipped_if_the_part_of_another_rank_is_infinite(comm):
     model = Model(Linear(4), (3,), backend="numpy", dtype="float16", mesh=Mesh(comm, filter=2))
     trainer = Trainer(model, SGD(0.1), progress=False)
     before = checksums(model.state())
@@ -211,7 +210,7 @@ def test_a_step_is_skipped_if_the_part_of_another_rank_is_infinite(comm: Communi
     assert checksums(model.state()) == before
 
 
-def test_stripes_accumulate_running_statistics_of_all_micro_batches() -> None:
+def test_stripes_accumulate_running_statistics_of_all_micro_batches():
     rng = np.random.default_rng(0)
     data = ArrayDataset(rng.normal(size=(32, 9, 8, 3)), rng.integers(0, 4, 32))
 

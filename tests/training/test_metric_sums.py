@@ -1,7 +1,5 @@
 """Totals: sums and counts that add up over batches and ranks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

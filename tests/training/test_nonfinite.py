@@ -59,7 +59,7 @@ def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
     ("shape", "where"),
     [((), "sample 5;"), ((3,), "sample 5, column 1;"), ((3, 2), r"sample 5, position \(1, 0\);")],
 )
-def test_a_target_that_is_not_finite_is_named(shape: tuple[int, ...], where: str) -> None:
+def test_a_target_that_is_not_finite_is_named(shape, where):
     y = np.zeros((8, *shape))
     y[(5, 1, 0)[: y.ndim]] = np.nan
     net = Sequential(Linear(y[0].size), Reshape(shape or (1,)))
@@ -86,13 +86,13 @@ class NoNumber(Metric):
         (np.nan, "first in the input of sample"),
     ],
 )
-def test_an_input_beyond_the_range_of_float16_is_told_so(bad: float, words: str) -> None:
+def test_an_input_beyond_the_range_of_float16_is_told_so(bad, words):
     run = Trainer(Model(Linear(3), (2,), backend="numpy", dtype="float16"), SGD(0.1))
     with pytest.raises(NotFiniteError, match=words):
         run.fit(data(bad), global_batch_size=8)
 
 
-def test_a_metric_that_is_not_finite_is_named() -> None:
+def test_a_metric_that_is_not_finite_is_named():
     model = Model(Linear(3), (2,), backend="numpy")
     run = Trainer(model, SGD(0.1), metrics=["accuracy", NoNumber()], exchange=AllReduce(Serial()))
     words = "^the metric own is not finite {}.*first in the metric own itself; remove it, or"
@@ -103,7 +103,7 @@ def test_a_metric_that_is_not_finite_is_named() -> None:
 
 
 @pytest.mark.threads(3)
-def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
+def test_all_ranks_raise_and_name_the_rank(comm):
     """Without shuffling: the evaluation's last sample is the last rank's."""
     words = "evaluation: first in the input of sample 7, column 0 on rank 2; clean the"
     with pytest.raises(NotFiniteError, match=words):
@@ -125,8 +125,8 @@ def test_training_that_goes_on_afterwards_has_sane_running_statistics():
 
 @each(("wrong", "fuse"), [("narrow", True), ("wide", True), ("wide", False), ("next", True)])
 def test_an_infinity_that_winograd_spreads_is_traced_to_the_layer_that_made_it(
-    monkeypatch: pytest.MonkeyPatch, wrong: str, fuse: bool
-) -> None:
+    monkeypatch, wrong, fuse
+):
     monkeypatch.setattr(Autotuner, "_choose", lambda *_: ("winograd4", "for this test"))
     net = Sequential(
         Conv2d(3, 1, name="narrow"),

@@ -53,7 +53,7 @@ def names(loss: Any, outputs: int = 1) -> tuple[str, ...]:
         (Own(), []),
     ],
 )
-def test_metrics_follow_the_loss_of_each_output(loss: Any, metrics: list[str]) -> None:
+def test_metrics_follow_the_loss_of_each_output(loss, metrics):
     assert names(loss) == ("loss", *metrics)
     second = [f"output1.{name}" for name in ("loss", *metrics)]
     expected = ("loss", "output0.loss", "output0.accuracy", *second)
@@ -83,7 +83,7 @@ DENSE, PIXELS = partial(Linear, 3), partial(Conv2d, 3, 1)
         (IMAGES, MASKS == 2, partial(Conv2d, 1, 1), "bce", None),
     ],
 )
-def test_targets_of_each_kind_train(x: Any, y: Any, net: Any, loss: str, metrics: Any) -> None:
+def test_targets_of_each_kind_train(x, y, net, loss, metrics):
     data = ArrayDataset(x, y)
     trainer = Trainer(Model(Sequential(net()), data.input_shape), "sgd", loss=loss, metrics=metrics)
     trainer.fit(data, data, epochs=1, batch_size=5)
@@ -92,7 +92,7 @@ def test_targets_of_each_kind_train(x: Any, y: Any, net: Any, loss: str, metrics
     assert trainer.model.inputs.tasks == (task,)
 
 
-def test_integers_are_classes_for_a_loss_that_says_nothing() -> None:
+def test_integers_are_classes_for_a_loss_that_says_nothing():
     objective = Objective(create_backend("numpy"), [(4, 4, 3)], Own(), None, None)
     for target, task in ((MASKS, "classes"), (IMAGES, "")):
         assert objective.describe(ArrayDataset(IMAGES, target)).tasks == (task,)
@@ -108,9 +108,7 @@ def test_integers_are_classes_for_a_loss_that_says_nothing() -> None:
         (lambda: Sequential(Linear(3), Reshape((3,))), False),
     ],
 )
-def test_a_gradient_overwrites_an_output_that_backward_does_not_read(
-    net: Any, unread: bool
-) -> None:
+def test_a_gradient_overwrites_an_output_that_backward_does_not_read(net, unread):
     weights = []
     for apart in (False, True):
         model = Model(Sequential(Linear(4), net()), (5,), dtype="float64", seed=1)
@@ -133,7 +131,7 @@ class Twice(Block):
         return a, c, c
 
 
-def test_outputs_that_are_read_elsewhere_are_not_overwritten() -> None:
+def test_outputs_that_are_read_elsewhere_are_not_overwritten():
     assert Model(Twice(), (5,)).unread_outputs == (False, False, False)
     assert not Own.overwrites
     assert not type("Changed", (CategoricalCrossEntropy,), {}).overwrites
@@ -158,9 +156,7 @@ def segment(
 
 @pytest.mark.threads(1, 3)
 @each("accumulation", [1, 2])
-def test_the_mean_over_targets_that_are_not_ignored_is_that_of_the_whole_batch(
-    comm: Communicator, accumulation: int
-) -> None:
+def test_the_mean_over_targets_that_are_not_ignored_is_that_of_the_whole_batch(comm, accumulation):
     trainer, one = segment(comm, accumulation=accumulation), segment(Serial())
     for name, value in one.model.state().items():
         # sums in another order
@@ -176,7 +172,7 @@ def test_the_mean_over_targets_that_are_not_ignored_is_that_of_the_whole_batch(
     assert np.isfinite(alone.losses).all()
 
 
-def test_a_step_with_ignored_targets_is_the_formula_of_pytorch() -> None:
+def test_a_step_with_ignored_targets_is_the_formula_of_pytorch():
     """``sum over labels of -log p / number of labels``, and its gradient."""
     data = ArrayDataset(IMAGES[:4], np.where(MASKS[:4] == 1, 255, MASKS[:4]), ignore_index=255)
     model = Model(Sequential(Conv2d(3, 1, name="map")), data.input_shape, dtype="float64")
@@ -207,7 +203,7 @@ class Both(Block):
         return graph.add(Linear(3, name="a"), x), graph.add(Linear(3, name="b"), x)
 
 
-def test_each_output_divides_by_its_own_targets_and_auxiliary_ones_are_not_evaluated() -> None:
+def test_each_output_divides_by_its_own_targets_and_auxiliary_ones_are_not_evaluated():
     first, second = np.where(np.arange(12) < 9, -1, LABELS), LABELS[::-1].copy()
     ignoring = CategoricalCrossEntropy(ignore_index=-1)
     for y, options in (
@@ -226,7 +222,7 @@ def test_each_output_divides_by_its_own_targets_and_auxiliary_ones_are_not_evalu
             assert logs["val_loss"] == pytest.approx(0.5 * a + 2 * b, rel=1e-12)
 
 
-def test_no_target_at_all_has_the_loss_0_and_no_gradient() -> None:
+def test_no_target_at_all_has_the_loss_0_and_no_gradient():
     data = ArrayDataset(X, np.full(12, -1), classes=3, ignore_index=-1)
     model = Model(Sequential(Linear(3, name="a")), (5,), dtype="float64")
     before = model.state()["a.w"].copy()
@@ -237,7 +233,7 @@ def test_no_target_at_all_has_the_loss_0_and_no_gradient() -> None:
 
 
 @pytest.mark.threads(1, 3)
-def test_counts_of_several_ranks_are_those_of_the_whole_data(comm: Communicator) -> None:
+def test_counts_of_several_ranks_are_those_of_the_whole_data(comm):
     metrics = ["f1", "per_label_recall", "confusion_matrix", "iou"]
     model = Model(Sequential(Linear(3)), (5,), dtype="float64")
     trainer = Trainer(model, "sgd", metrics=metrics, exchange=AllReduce(comm), progress=False)
@@ -256,7 +252,7 @@ def test_counts_of_several_ranks_are_those_of_the_whole_data(comm: Communicator)
     assert not any("matrix" in name or "per_label" in name for name in trainer.history[-1])
 
 
-def test_a_metric_that_does_not_fit_says_that_others_can_be_chosen() -> None:
+def test_a_metric_that_does_not_fit_says_that_others_can_be_chosen():
     data = ArrayDataset(X, RNG.normal(size=(12, 3)))
     trainer = Trainer(Model(DENSE(), (5,)), "sgd", loss="mse", metrics=["accuracy"])
     with pytest.raises(ValueError, match=r"or choose other metrics than accuracy \(metrics=\["):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ def matched(logs: list[Log]) -> int:
     return len(sent)
 
 
-def test_a_run_is_phases_of_steps_layers_and_batches(tmp_path: Path) -> None:
+def test_a_run_is_phases_of_steps_layers_and_batches(tmp_path):
     log = Log()
     trainer = observed_trainer(Serial(), log, callbacks=[Checkpointer(tmp_path)])
     small_fit(trainer)
@@ -106,7 +105,7 @@ def test_a_run_is_phases_of_steps_layers_and_batches(tmp_path: Path) -> None:
     assert {path for lane in log.lanes.values() for path in lane.paths} == {((Kind.LOAD, "batch"),)}
 
 
-def test_without_threads_batches_are_loaded_in_the_phase_data() -> None:
+def test_without_threads_batches_are_loaded_in_the_phase_data():
     log = Log()
     train, _ = small_data()
     observed_trainer(Serial(), log).fit(train, global_batch_size=8, loader_threads=0)
@@ -118,7 +117,7 @@ def test_without_threads_batches_are_loaded_in_the_phase_data() -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("scheme", OF_ANY_RULE)
-def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str) -> None:
+def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme):
     def rank(comm: Communicator) -> Log:
         log = Log()
         trainer = observed_trainer(comm, log, exchange=create_scheme(scheme, comm))
@@ -138,7 +137,7 @@ def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str) -> N
 
 
 @each(("algorithm", "peers"), [("ring", {1, 3}), ("recursive_doubling", {1, 2})])
-def test_the_rounds_of_schedules_are_messages(algorithm: str, peers: set[int]) -> None:
+def test_the_rounds_of_schedules_are_messages(algorithm, peers):
     """Between ranks by the numbers that they have in the group that trains."""
 
     def rank(comm: Communicator) -> Log:
@@ -152,7 +151,7 @@ def test_the_rounds_of_schedules_are_messages(algorithm: str, peers: set[int]) -
     assert {peer for _, _, peer, _, _ in logs[0].messages} == peers
 
 
-def test_a_recomputed_pass_has_a_name_of_its_own() -> None:
+def test_a_recomputed_pass_has_a_name_of_its_own():
     log = Log()
     model = Model(small_net(True), SHAPE, backend="numpy", recompute=2)
     trainer = Trainer(model, "sgd", progress=False, observers=[log])
@@ -163,7 +162,7 @@ def test_a_recomputed_pass_has_a_name_of_its_own() -> None:
     assert {path[-1][0] for path in again} == {Kind.FORWARD}
 
 
-def test_layers_of_several_shards_are_properly_nested() -> None:
+def test_layers_of_several_shards_are_properly_nested():
     """Shards take turns at batch norms, which add up their sums."""
     log = Log()
     trainer = observed_trainer(Serial(), log, accumulation=2, sync_batch_norm=True)
@@ -175,7 +174,7 @@ def test_layers_of_several_shards_are_properly_nested() -> None:
     assert len(norms) > 2 * 4  # before and after the sum
 
 
-def test_a_failure_ends_all_activities_and_the_observation() -> None:
+def test_a_failure_ends_all_activities_and_the_observation():
     """Of all observers of a trainer, which are told the same."""
     log, second = Log(), Log()
     trainer = observed_trainer(Serial(), log, second, callbacks=[Interrupt(2)])
@@ -189,6 +188,6 @@ def test_a_failure_ends_all_activities_and_the_observation() -> None:
     assert second.paths == log.paths
 
 
-def test_an_observer_of_another_class_is_refused() -> None:
+def test_an_observer_of_another_class_is_refused():
     with pytest.raises(TypeError, match="expected objects of a subclass of Observer, got 'trace'"):
         Trainer(small_model(), SGD(0.1), observers=["trace"], progress=False)  # type: ignore[list-item]

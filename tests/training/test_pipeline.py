@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,9 +198,7 @@ def opposite(stage: int, stages: int, micro_batches: int) -> Any:
         (resnet20, 2, 1, "zb_v"),
     ],
 )
-def test_three_steps_equal_those_with_accumulation(
-    net: Callable[[], Net], stages: int, data: int, schedule: Any
-) -> None:
+def test_three_steps_equal_those_with_accumulation(net, stages, data, schedule):
     """Also if messages are late, and of schedules of one's own, which are functions."""
     results = in_stages(stages, net, schedule, axes={"data": data}, scheme=AllReduce, rule=momentum)
     assert_equal(results, whole(net, data, rule=momentum))
@@ -221,8 +218,8 @@ def test_three_steps_equal_those_with_accumulation(
     ],
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
-    schedule: str, micro_batches: int, kept: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    schedule, micro_batches, kept, monkeypatch
+):
     found: dict[int, float] = {}
     run = StagePasses.run
 
@@ -236,7 +233,7 @@ def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     assert [found[stage] for stage in range(len(kept))] == kept
 
 
-def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
+def test_all_ranks_learn_of_a_loss_that_is_not_finite():
     def rank(comm: Communicator) -> None:
         mesh = Mesh(comm, pipeline=3)
         model = Model(vgg_net(), SHAPE, mesh=mesh)
@@ -280,9 +277,7 @@ def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
         ({"scheme": LocalSGD, "own": "chimera"}, "gradients that are neither exact nor compressed"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_on_all_ranks(
-    options: dict[str, Any], message: str
-) -> None:
+def test_options_that_do_not_fit_are_refused_on_all_ranks(options, message):
     scheme, own = options.pop("scheme", AllReduce), options.pop("own", "1f1b")
 
     def rank(comm: Communicator) -> None:
@@ -312,28 +307,26 @@ def even_before_odd(rank: int, ranks: int, micro_batches: int) -> Any:
         (concat_net, "dualpipe", 2, 1),
     ],
 )
-def test_steps_in_two_directions_equal_those_with_accumulation(
-    net: Callable[[], Net], schedule: Any, ranks: int, data: int
-) -> None:
+def test_steps_in_two_directions_equal_those_with_accumulation(net, schedule, ranks, data):
     results = in_stages(ranks, net, schedule, axes={"data": data}, rule=momentum)
     assert_equal(results, whole(net, data, rule=momentum))
 
 
 @each("scheme", [ShardedOptimizer, ShardedGradients, ShardedParameters])
-def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme: Any) -> None:
+def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme):
     results = in_stages(2, concat_net, "chimera", axes={"data": 2}, scheme=scheme)
     assert_equal(results, whole(concat_net, 2))
 
 
 @each("micro_batches", [1, 3])
-def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches: int) -> None:
+def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of one micro-batch
         results = in_stages(2, concat_net, "chimera", micro_batches=micro_batches)
     assert_equal(results, whole(accumulation=micro_batches))
 
 
-def test_fewer_micro_batches_than_stages_are_warned_of_once() -> None:
+def test_fewer_micro_batches_than_stages_are_warned_of_once():
     with pytest.warns(UserWarning, match="2 micro-batches keep 4 stages waiting 60 % of the time"):
         in_stages(4, vgg_net, micro_batches=2)
 
@@ -358,7 +351,7 @@ FROZEN = ("conv2d0", "batchnorm1")
     ],
     ids=str,
 )
-def test_stages_combine_with(schedule: str, options: dict[str, Any]) -> None:
+def test_stages_combine_with(schedule, options):
     expected = whole(**{name: options[name] for name in {"rule", "freeze"} & {*options}})
     assert_equal(in_stages(2, concat_net, schedule, **options)[:1], expected)
 
@@ -370,9 +363,7 @@ def test_stages_combine_with(schedule: str, options: dict[str, Any]) -> None:
         ("float64", "interleaved", AllReduce),
     ],
 )
-def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(
-    dtype: str, schedule: str, scheme: Any
-) -> None:
+def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(dtype, schedule, scheme):
     def rank(comm: Communicator, scheme: Any) -> dict[str, np.ndarray]:
         mesh = Mesh(comm, data=comm.size // 2, pipeline=2)
         backend = create_backend("cpu", threads=1, tuning="fixed")
@@ -392,7 +383,7 @@ class Forgetful(Linear):
         pass
 
 
-def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_step() -> None:
+def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_step():
     def net() -> Net:
         return Sequential(Flatten(), Linear(6), ReLU(), Forgetful(5, name="last"))
 
@@ -417,9 +408,7 @@ def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_ste
     ],
     ids=str,
 )
-def test_three_steps_of_a_transformer_equal_serial_ones(
-    stages: int, schedule: str, axes: Axes
-) -> None:
+def test_three_steps_of_a_transformer_equal_serial_ones(stages, schedule, axes):
     micro_batches = MICRO_BATCHES // axes.get("data", 1)
     options: Any = {"axes": axes, "rule": momentum, "micro_batches": micro_batches}
     assert_equal(
@@ -427,9 +416,7 @@ def test_three_steps_of_a_transformer_equal_serial_ones(
     )
 
 
-def test_checkpoints_of_stages_in_two_directions_continue_with_others_and_serially(
-    tmp_path: Path,
-) -> None:
+def test_checkpoints_of_stages_in_two_directions_continue_with_others_and_serially(tmp_path):
     def fit(mesh: Mesh | None, epochs: int, **options: Any) -> Result:
         own: Any = {"pipeline_schedule": "chimera" if epochs == 1 else "1f1b"}
         model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, **own)

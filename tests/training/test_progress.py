@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_without_a_terminal_is_a_line_per_epoch() -> None:
+def test_progress_without_a_terminal_is_a_line_per_epoch():
     file = io.StringIO()
     history = small_fit(small_trainer(None, ProgressBar(file)), epochs=2)
     first, second = file.getvalue().splitlines()
@@ -34,7 +34,7 @@ def test_progress_without_a_terminal_is_a_line_per_epoch() -> None:
         assert " samples/s  " in line
 
 
-def test_steps_have_lines_with_their_loss_and_the_time_left_when_it_is_time() -> None:
+def test_steps_have_lines_with_their_loss_and_the_time_left_when_it_is_time():
     file = io.StringIO()
     trainer = small_trainer(None, ProgressBar(file, interval=0))
     small_fit(trainer, epochs=1)
@@ -55,9 +55,7 @@ def test_steps_have_lines_with_their_loss_and_the_time_left_when_it_is_time() ->
         ("plain", Terminal, "xterm", False),
     ],
 )
-def test_the_style_chooses_between_a_bar_and_lines(
-    style: str, file: Any, term: str, bar: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_style_chooses_between_a_bar_and_lines(style, file, term, bar, monkeypatch):
     monkeypatch.setenv("TERM", term)
     own = ProgressBar(file(), style=style)
     small_fit(small_trainer(None, own), epochs=1)
@@ -77,9 +75,7 @@ def plain_trainer(comm: Communicator | None = None, **options: Any) -> Trainer:
     [({}, 1), ({"progress": "plain"}, 1), ({"progress": "none"}, 0)]
     + [({"progress": False}, 0), ({"callbacks": [ProgressBar()]}, 1)],
 )
-def test_a_trainer_shows_its_progress_once_unless_it_is_turned_off(
-    options: dict[str, Any], lines: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trainer_shows_its_progress_once_unless_it_is_turned_off(options, lines, capsys):
     trainer = plain_trainer(**options)
     small_fit(trainer, epochs=1)
     printed, told = capsys.readouterr()
@@ -88,14 +84,14 @@ def test_a_trainer_shows_its_progress_once_unless_it_is_turned_off(
 
 
 @each("progress", ["bars", 3, None])
-def test_another_progress_is_refused(progress: Any) -> None:
+def test_another_progress_is_refused(progress):
     with pytest.raises(ValueError, match="^Trainer: unknown value of progress '"):
         plain_trainer(progress=progress)
     with pytest.raises(ValueError, match="^ProgressBar: unknown style 'line'"):
         ProgressBar(style="line")
 
 
-def test_epochs_that_are_complete_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_that_are_complete_are_reported(capsys):
     trainer = plain_trainer()
     small_fit(trainer, epochs=2)
     capsys.readouterr()
@@ -108,7 +104,7 @@ def test_epochs_that_are_complete_are_reported(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.threads(3)
-def test_only_rank_0_shows_progress(comm: Communicator) -> None:
+def test_only_rank_0_shows_progress(comm):
     file = io.StringIO()
     small_fit(small_trainer(comm, ProgressBar(file)), epochs=1)
     assert len(file.getvalue().splitlines()) == (comm.rank == 0)
@@ -131,7 +127,7 @@ def drawn(text: str) -> list[str]:
 
 
 @each("width", [5, 10, 11, 30, 47, 80, 120])
-def test_pieces_fit_and_keep_their_order(width: int) -> None:
+def test_pieces_fit_and_keep_their_order(width):
     text = fit_pieces(PIECES, width)
     assert len(text) <= width
     chosen = text.split("  ") if text else []
@@ -142,7 +138,7 @@ def test_pieces_fit_and_keep_their_order(width: int) -> None:
 
 @each("width", [40, 60, 80, 200])
 @each("title", ["epoch 1/4", "epoch 100/200"])
-def test_a_bar_fits_its_terminal(width: int, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_fits_its_terminal(width, title, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     file = Terminal()
     bar = Bar(file, 1563)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,7 @@ def everything(trainer: Trainer) -> list[Any]:
 @pytest.mark.few(3)
 @pytest.mark.threads(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_nothing_is_changed_and_training_continues_as_without_the_search(
-    comm: Communicator, scheme: str
-) -> None:
+def test_nothing_is_changed_and_training_continues_as_without_the_search(comm, scheme):
     trainers = []
     for searched in (False, True):
         optimizer = Adam(0.01) if scheme == "sharded" else SGD(0.05, momentum=0.9)
@@ -97,9 +94,7 @@ def quadratic(curvature: float = 1.0) -> tuple[Trainer, ArrayDataset]:
 
 
 @each("curvature", [0.01, 1.0, 100.0])
-def test_the_suggestion_follows_the_curvature_and_the_search_ends_beyond_stability(
-    curvature: float,
-) -> None:
+def test_the_suggestion_follows_the_curvature_and_the_search_ends_beyond_stability(curvature):
     trainer, data = quadratic(curvature)
     found = find_learning_rate(trainer, data, lowest=1e-6, highest=1e4, batch_size=8, steps=200)
     assert found.suggestion is not None
@@ -110,7 +105,7 @@ def test_the_suggestion_follows_the_curvature_and_the_search_ends_beyond_stabili
     assert f"suggested learning rate {found.suggestion:.2g}, after " in str(found)
 
 
-def test_the_rates_are_those_of_the_updates_and_the_losses_those_before_them() -> None:
+def test_the_rates_are_those_of_the_updates_and_the_losses_those_before_them():
     trainer, data = quadratic()
     (w,) = (p.master for p in trainer.model.parameters.values())
     w[...] = 0
@@ -120,7 +115,7 @@ def test_the_rates_are_those_of_the_updates_and_the_losses_those_before_them() -
     np.testing.assert_allclose(found.losses, errors**2 / 2, rtol=1e-12)
 
 
-def test_a_loss_that_is_not_finite_ends_the_search() -> None:
+def test_a_loss_that_is_not_finite_ends_the_search():
     """And neither callbacks nor frozen parameters notice."""
     calls: list[int] = []
     callbacks = EMA(), Recorder(on_step=lambda t: calls.append(t.step))
@@ -136,13 +131,13 @@ def test_a_loss_that_is_not_finite_ends_the_search() -> None:
     assert checksums(trainer.model.state()) == before[0]
 
 
-def test_a_loss_that_only_rises_gives_no_suggestion() -> None:
+def test_a_loss_that_only_rises_gives_no_suggestion():
     found = LearningRates(np.geomspace(1e-3, 1, 30), np.linspace(1, 2, 30))
     assert found.suggestion is None
     assert str(found) == "no suggestion: the loss did not decrease in 30 steps from 0.001 to 1"
 
 
-def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum() -> None:
+def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum():
     rates = np.geomspace(1e-6, 1, 121)
     losses = -np.tanh(2 * np.log10(rates / 1e-3))  # steepest at 1e-3
     losses[-20:] = np.linspace(5, -0.5, 20)  # falls again, after divergence
@@ -162,12 +157,12 @@ def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum() -> 
         ({"stop_at": 1}, "stop_at must be above 1, got 1"),
     ],
 )
-def test_limits_that_make_no_search_are_refused(options: dict[str, Any], words: str) -> None:
+def test_limits_that_make_no_search_are_refused(options, words):
     with pytest.raises(ValueError, match=f"^find_learning_rate: {words}"):
         search(small_trainer(), **options)
 
 
-def test_a_picture_is_written(tmp_path: Path) -> None:
+def test_a_picture_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     found = search(small_trainer())
     found.plot(tmp_path / "rates.png")

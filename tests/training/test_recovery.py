@@ -93,9 +93,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Failures], None]:
         [{0: 60, 1: 60}, {0: 60, 1: 75}],  # together, and while the others recover
     ],
 )
-def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
-    tmp_path: Path, kill: Callable[[Failures], None], all_failures: list[Failures]
-) -> None:
+def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(tmp_path, kill, all_failures):
     options = {"exact": True, "checkpoint_every": "3 steps", "ema": 0.9, "plateau": 1}
     kill({})
     expected = train(tmp_path / "undisturbed", **options)
@@ -104,9 +102,7 @@ def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
         assert train(tmp_path / str(number), **options) == expected, failures
 
 
-def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
-    tmp_path: Path, kill: Callable[[Failures], None]
-) -> None:
+def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(tmp_path, kill):
     """Also if a rank fails before the first attempt has counted its samples."""
     for number, failures in enumerate(({0: 1}, {1: 60})):
         kill(failures)
@@ -119,9 +115,7 @@ def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
 
 
 @pytest.mark.parametrize("call", [pytest.param(350, marks=pytest.mark.long), 900])
-def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(
-    tmp_path: Path, kill: Callable[[Failures], None], call: int
-) -> None:
+def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(tmp_path, kill, call):
     """In a step, and at the end, when other ranks have written their files."""
     kill({0: call})
     train(tmp_path, trace=str(tmp_path / "trace"), parallel="pipeline=3", buddy_interval="2 steps")
@@ -141,9 +135,7 @@ def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(
     assert any(line.startswith("rank 0 has failed") for line in summarize(build_timeline(traces)))
 
 
-def test_with_too_few_ranks_a_checkpoint_is_saved(
-    tmp_path: Path, kill: Callable[[Failures], None]
-) -> None:
+def test_with_too_few_ranks_a_checkpoint_is_saved(tmp_path, kill):
     kill({1: 50})
     with pytest.raises(TooFewRanksError, match=r"^2 of 3 ranks remain, fewer than"):
         train(tmp_path, min_ranks=3)
@@ -166,9 +158,7 @@ def test_with_too_few_ranks_a_checkpoint_is_saved(
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
-    tmp_path: Path, kill: Callable[[Failures], None], options: dict[str, Any]
-) -> None:
+def test_state_that_only_the_dead_rank_had_comes_from_a_copy(tmp_path, kill, options):
     kill({})
     expected = train(tmp_path / "undisturbed", buddy_interval="3 steps", **options)
     for victim, call in ((0, 60), (2, 50)):
@@ -197,18 +187,18 @@ class Remembers(Callback):
 
 
 @pytest.mark.threads(2)
-def test_state_that_only_one_rank_has_is_copied_at_the_interval(comm: Communicator) -> None:
+def test_state_that_only_one_rank_has_is_copied_at_the_interval(comm):
     remembers = Remembers()
     small_fit(small_trainer(None, remembers, exchange=ShardedOptimizer(comm)))
     assert remembers.taken == [[0], [0], [0, 3], [0, 3], [0, 3], [3, 6], [3, 6], [3, 6]]
 
 
-def test_residuals_of_networks_that_are_cut_are_refused(tmp_path: Path) -> None:
+def test_residuals_of_networks_that_are_cut_are_refused(tmp_path):
     with pytest.raises(AgreedError, match="train: --survive: residuals of compression are not"):
         train(tmp_path, compress="top_k", parallel="data=1,filter=3")
 
 
-def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy() -> None:
+def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy():
     own = {"exchange": {"samples": 1, "own/w": np.array([4.0]), "error/w": np.array([1.0])}}
     lost = {"exchange": {"samples": 3, "own/w": np.array([8.0]), "error/w": np.array([2.0])}}
     merged = merge(own, lost, equal=False)["exchange"]
@@ -216,7 +206,7 @@ def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy() -> None:
     assert merge(own, lost, equal=True)["exchange"]["own/w"][0] == 4.0
 
 
-def test_the_state_is_captured_while_messages_to_a_failed_rank_are_pending() -> None:
+def test_the_state_is_captured_while_messages_to_a_failed_rank_are_pending():
     def work(comm: Communicator) -> bool:
         model = Model(Sequential(Linear(2)), (3,), seed=0)
         trainer = Trainer(model, "sgd", exchange=AllReduce(comm), progress=False)
@@ -231,7 +221,7 @@ def test_the_state_is_captured_while_messages_to_a_failed_rank_are_pending() -> 
     assert run_threads(2, work) == [True, None]
 
 
-def test_the_remaining_ranks_of_several_hosts_keep_their_order() -> None:
+def test_the_remaining_ranks_of_several_hosts_keep_their_order():
     """Their sums go through a communicator that chooses the algorithm."""
 
     def work(comm: Communicator) -> tuple[int, int, tuple[int, ...]]:

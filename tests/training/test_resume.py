@@ -83,7 +83,7 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_run_that_dies_between_checkpoints_repeats_the_steps_since(tmp_path: Path) -> None:
+def test_a_run_that_dies_between_checkpoints_repeats_the_steps_since(tmp_path):
     whole = build(Serial(), tmp_path / "whole")
     small_fit(whole, EPOCHS)
     with pytest.raises(Interrupted):
@@ -122,9 +122,7 @@ def resumed_at(steps: Sequence[int], comm: Communicator, folder: Path, **options
         ([STEPS + 1, 2 * STEPS + 2], "adam"),
     ],
 )
-def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
-    steps: Sequence[int], optimizer: str, tmp_path: Path
-) -> None:
+def test_a_serial_run_ends_in_the_same_bytes_from_any_step(steps, optimizer, tmp_path):
     resumed = resumed_at(steps, Serial(), tmp_path, optimizer=optimizer)
     plain = build(Serial(), tmp_path, optimizer=optimizer)
     plain.callbacks.pop()
@@ -134,16 +132,14 @@ def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
 
 @pytest.mark.threads(3)
 @pytest.mark.mpi(2)
-def test_a_run_of_several_ranks_ends_in_the_same_bytes(
-    comm: Communicator, shared_path: Path
-) -> None:
+def test_a_run_of_several_ranks_ends_in_the_same_bytes(comm, shared_path):
     resumed = resumed_at([STEPS - 1, STEPS + 2], comm, shared_path)
     prints = comm.gather_object(fingerprint(resumed))
     assert all(other == prints[0] for other in prints)
     comm.barrier()
 
 
-def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
+def test_sums_of_other_metrics_are_not_continued(tmp_path):
     small_fit(build(Serial(), tmp_path), 1)
     other = build(Serial(), tmp_path)
     other.objective.names = ("loss",)
@@ -154,7 +150,7 @@ def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, other)
 
 
-def test_training_that_was_stopped_can_be_taken_up_again() -> None:
+def test_training_that_was_stopped_can_be_taken_up_again():
     def stop(trainer: Trainer) -> None:
         trainer.stop = trainer.epoch == 1
 
@@ -178,9 +174,7 @@ class Signalled(Callback):
 
 
 @each("after", [1, STEPS, STEPS + 2, 2 * STEPS])
-def test_a_run_that_a_signal_has_ended_is_resumed_to_the_same_bytes(
-    after: int, tmp_path: Path
-) -> None:
+def test_a_run_that_a_signal_has_ended_is_resumed_to_the_same_bytes(after, tmp_path):
     data, validation = small_data()
     whole = small_trainer(Serial())
     whole.fit(data, validation, epochs=2, batch_size=8)
@@ -202,7 +196,7 @@ def test_a_run_that_a_signal_has_ended_is_resumed_to_the_same_bytes(
     assert checksums(again.model.state()) == checksums(whole.model.state())
 
 
-def test_outside_of_training_a_signal_does_not_wait_for_a_step() -> None:
+def test_outside_of_training_a_signal_does_not_wait_for_a_step():
     comm = Serial()
     comm.supervise(supervise_alone())
     trainer = small_trainer(comm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from pydtnn.callbacks import (
     ReduceOnPlateau,
     StopAtMetric,
 )
-from pydtnn.comm import Communicator
 from pydtnn.data import ArrayDataset, WeightedDataset
 from pydtnn.data.augment import AutoAugment, HorizontalFlip, RandomCrop
 from pydtnn.data.mixing import CutMix, Mixup
@@ -52,7 +50,7 @@ def fitted(*callbacks: Callback, seed: int, **options: Any) -> Trainer:
 
 
 @each("name", OPTIMIZERS)
-def test_an_optimizer_begins_anew_in_a_second_training(name: str) -> None:
+def test_an_optimizer_begins_anew_in_a_second_training(name):
     check_beginning(
         lambda: get_optimizer(name, lr=OneCycle(0.01, 12), clip_norm=1.0),
         lambda optimizer, seed: fitted(seed=seed, optimizer=optimizer),
@@ -62,7 +60,7 @@ def test_an_optimizer_begins_anew_in_a_second_training(name: str) -> None:
 @pytest.mark.few(6)
 @pytest.mark.threads(2)
 @pytest.mark.parametrize("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
-def test_a_scheme_begins_anew_in_a_second_training(comm: Communicator, name: str) -> None:
+def test_a_scheme_begins_anew_in_a_second_training(comm, name):
     def fit(exchange: Any, seed: int) -> Trainer:
         optimizer = AdamW() if isinstance(exchange, OneBitAdam) else SGD(0.1, momentum=0.9)
         return fitted(seed=seed, optimizer=optimizer, exchange=exchange)
@@ -71,7 +69,7 @@ def test_a_scheme_begins_anew_in_a_second_training(comm: Communicator, name: str
     check_beginning(lambda: scheme(comm), fit)
 
 
-def test_loss_metrics_samplers_and_augmentations_have_no_state() -> None:
+def test_loss_metrics_samplers_and_augmentations_have_no_state():
     rng = np.random.default_rng(0)
     data = ArrayDataset(rng.integers(0, 255, (40, 8, 8, 3), np.uint8), np.arange(40) % 4 // 3)
 
@@ -100,11 +98,11 @@ def test_loss_metrics_samplers_and_augmentations_have_no_state() -> None:
         lambda path: EMA(0.9),
     ],
 )
-def test_a_callback_begins_anew_in_a_second_training(make: Any, tmp_path: Path) -> None:
+def test_a_callback_begins_anew_in_a_second_training(make, tmp_path):
     check_beginning(lambda: make(tmp_path), lambda own, seed: fitted(own, seed=seed))
 
 
-def test_a_callback_continues_with_the_state_of_its_trainer() -> None:
+def test_a_callback_continues_with_the_state_of_its_trainer():
     plateau = ReduceOnPlateau("loss", patience=1, min_delta=9)
     first, second = (small_trainer(None, plateau) for _ in range(2))
     for epochs in (2, 3):  # alternately: the third epoch of each is the second without a gain
@@ -113,7 +111,7 @@ def test_a_callback_continues_with_the_state_of_its_trainer() -> None:
     assert [trainer.optimizer.lr_factor for trainer in (first, second)] == [0.1, 0.1]
 
 
-def test_a_state_that_exists_only_in_training_is_refused_in_another_one() -> None:
+def test_a_state_that_exists_only_in_training_is_refused_in_another_one():
     class Counter(Callback):
         def on_fit_start(self, trainer: Any, epochs: int, steps: int) -> None:
             self.seen = np.zeros(1)
@@ -132,7 +130,7 @@ def test_a_state_that_exists_only_in_training_is_refused_in_another_one() -> Non
     assert trainer.optimizer.iterations == 0
 
 
-def test_the_log_of_a_second_training_has_its_lines_only(tmp_path: Path) -> None:
+def test_the_log_of_a_second_training_has_its_lines_only(tmp_path):
     log = MLPerfLog(tmp_path / "log", {})
     for _ in range(2):
         small_fit(small_trainer(None, log), 1)

@@ -99,9 +99,7 @@ def serial() -> dict[bool, Result]:
 @pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("fuse", [False, True])
-def test_ranks_compute_what_one_computes_on_the_whole_batch(
-    comm: Communicator, fuse: bool, serial: dict[bool, Result]
-) -> None:
+def test_ranks_compute_what_one_computes_on_the_whole_batch(comm, fuse, serial):
     """8 ranks and a last batch of 5: three ranks have nothing to do in it."""
     result = train(comm, True, fuse)
     assert_same_training(result, serial[fuse])
@@ -111,17 +109,13 @@ def test_ranks_compute_what_one_computes_on_the_whole_batch(
 
 @pytest.mark.threads(2)
 @each(("fuse", "accumulation"), [(False, 3), (True, 2)])
-def test_micro_batches_are_normalised_together(
-    comm: Communicator, fuse: bool, accumulation: int, serial: dict[bool, Result]
-) -> None:
+def test_micro_batches_are_normalised_together(comm, fuse, accumulation, serial):
     result = train(comm, True, fuse, accumulation=accumulation)
     assert_same_training(result, serial[fuse])
 
 
 @pytest.mark.threads(2)
-def test_the_reference_backend_agrees_and_without_it_ranks_normalise_by_themselves(
-    comm: Communicator, serial: dict[bool, Result]
-) -> None:
+def test_the_reference_backend_agrees_and_without_it_ranks_normalise_by_themselves(comm, serial):
     """Otherwise the tests above would prove nothing."""
     assert_same_training(train(comm, True, True, backend="numpy"), serial[True])
     result = train(comm, False, True)
@@ -139,9 +133,7 @@ def test_the_reference_backend_agrees_and_without_it_ranks_normalise_by_themselv
         (True, {"exact": True}),
     ],
 )
-def test_training_has_the_same_bytes_with_recomputation(
-    comm: Communicator, sync: bool, options: dict[str, Any]
-) -> None:
+def test_training_has_the_same_bytes_with_recomputation(comm, sync, options):
     for recompute, fuse in ((4, True), ("auto", False)):
         expected, found = (
             train(comm, sync, fuse, dtype="float32", recompute=cuts, **options)
@@ -152,9 +144,7 @@ def test_training_has_the_same_bytes_with_recomputation(
 
 
 @pytest.mark.threads(2)
-def test_a_limit_that_one_rank_cannot_keep_is_refused_on_all_before_the_first_step(
-    comm: Communicator,
-) -> None:
+def test_a_limit_that_one_rank_cannot_keep_is_refused_on_all_before_the_first_step(comm):
     for limit, refused in ((10 if comm.rank else 1 << 40, True), (1 << 40, False)):
         model = Model(net(), SHAPE, recompute="auto", memory_limit=limit)
         trainer = Trainer(model, SGD(0.05), exchange=AllReduce(comm), progress=False)

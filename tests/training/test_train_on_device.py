@@ -55,9 +55,7 @@ def on_ranks(ranks: int, *options: str) -> None:
     run_threads(ranks, rank)
 
 
-def test_a_run_says_what_it_ran_on(
-    fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_it_ran_on(fabric, tmp_path, capsys):
     assert main([*RUN, f"--output-dir={tmp_path / 'gpu'}", "--no-tf32"]) == 0
     printed = capsys.readouterr().out
     told = " ".join(printed.split())
@@ -84,14 +82,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(("options", "transport", "graph"), OPTIONS.values(), ids=OPTIONS)
-def test_two_ranks_say_how_they_talked(
-    options: list[str],
-    transport: str,
-    graph: str,
-    fabric: Fabric,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_two_ranks_say_how_they_talked(options, transport, graph, fabric, tmp_path, capsys):
     on_ranks(2, *options, f"--output-dir={tmp_path}")
     printed = capsys.readouterr().out
     assert printed.count(f"between GPUs              {transport}") == 1
@@ -100,9 +91,7 @@ def test_two_ranks_say_how_they_talked(
     assert "share GPU" not in printed
 
 
-def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(
-    fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(fabric, tmp_path, capsys):
     digests = set()
     for ranks, options in ((1, []), (3, []), (2, ["--comm=mpi"])):
         name = "-".join([str(ranks), *options])
@@ -116,9 +105,7 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(
 
 
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_a_run_is_continued_on_another_device(
-    first: str, then: str, fabric: Fabric, tmp_path: Path
-) -> None:
+def test_a_run_is_continued_on_another_device(first, then, fabric, tmp_path):
     common = [*TINY, "--optimizer=adam", f"--output-dir={tmp_path}"]
     assert main([*common, f"--device={first}"]) == 0
     history = json.loads((tmp_path / "history.json").read_text())

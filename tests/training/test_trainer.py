@@ -64,13 +64,13 @@ def run(ranks: int, folder: Path, first: list[str], others: list[str]) -> None:
 
 
 @each("name", METHODS)
-def test_a_method_that_one_rank_calls_is_named(name: str, tmp_path: Path) -> None:
+def test_a_method_that_one_rank_calls_is_named(name, tmp_path):
     with pytest.raises(RuntimeError, match=rf"rank 0 in gather_object in {name} \(without rank 1"):
         run(2, tmp_path, [name], [])
 
 
 @each(("one", "other"), [*zip(METHODS, [*METHODS][1:], strict=False)])
-def test_methods_in_other_orders_or_twice_are_named(one: str, other: str, tmp_path: Path) -> None:
+def test_methods_in_other_orders_or_twice_are_named(one, other, tmp_path):
     words = f"rank 0 calls gather_object in {one} where rank 1 calls gather_object in {other}; all"
     for first, others in (([one, other], [other, one]), ([one, one], [one, other])):
         with pytest.raises(RankError, match=f"{words} ranks must make the same calls in the same"):
@@ -80,9 +80,7 @@ def test_methods_in_other_orders_or_twice_are_named(one: str, other: str, tmp_pa
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2)
 @each("checked", [False, True])
-def test_methods_that_meet_are_named_over_mpi_and_where_calls_are_compared(
-    comm: Communicator, checked: bool
-) -> None:
+def test_methods_that_meet_are_named_over_mpi_and_where_calls_are_compared(comm, checked):
     trainer = small_trainer(Checked(comm) if checked else comm)
     with pytest.raises((AgreedError, ValueError)) as caught:
         trainer.evaluate(VALIDATION) if comm.rank else trainer.save("nowhere")
@@ -116,7 +114,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
 
 @each("event", ["epoch", "step"])
 @each("name", CALLS)
-def test_a_method_that_a_callback_calls_on_one_rank_is_named(name: str, event: str) -> None:
+def test_a_method_that_a_callback_calls_on_one_rank_is_named(name, event):
     def work(comm: Communicator) -> None:
         small_fit(small_trainer(comm, OnRank0(event, CALLS[name])), 2)
 
@@ -130,7 +128,7 @@ def stop(trainer: Any) -> None:
 
 @pytest.mark.threads(3)
 @each("event", ["epoch", "step"])
-def test_any_rank_may_stop_all_after_the_epoch(comm: Communicator, event: str) -> None:
+def test_any_rank_may_stop_all_after_the_epoch(comm, event):
     trainer = small_trainer(comm, OnRank0(event, stop))
     small_fit(trainer, 3)
     assert (trainer.epoch, len(trainer.history), trainer.stop) == (1, 1, True)
@@ -150,7 +148,7 @@ DIGITS = load_dataset("digits")
 
 
 @pytest.mark.threads(2)
-def test_the_average_of_all_ranks_is_saved_once(comm: Communicator, shared_path: Path) -> None:
+def test_the_average_of_all_ranks_is_saved_once(comm, shared_path):
     run = trainer(comm, LocalSGD)
     run.fit(DIGITS[0].subset(range(64)), batch_size=8, steps_per_epoch=3)
     run.save(shared_path / "m.pydtnn")
@@ -170,7 +168,7 @@ def arrays(like: Any = None, *, halve: bool = False) -> ArrayDataset:
 MESSAGE = r"^Trainer: array is normalised with its own statistics instead .* ArrayDataset\(x, y, li"
 
 
-def test_a_test_set_with_statistics_of_its_own_is_warned_of_once() -> None:
+def test_a_test_set_with_statistics_of_its_own_is_warned_of_once():
     run = trainer()
     train = DIGITS[0].subset(range(64))
     with pytest.warns(UserWarning, match=MESSAGE) as caught:
@@ -183,7 +181,7 @@ def test_a_test_set_with_statistics_of_its_own_is_warned_of_once() -> None:
         other.evaluate(arrays())
 
 
-def test_a_test_set_like_the_training_set_is_not_warned_of() -> None:
+def test_a_test_set_like_the_training_set_is_not_warned_of():
     run = trainer()
     train = DIGITS[0].subset(range(64))
     with warnings.catch_warnings():
@@ -193,7 +191,7 @@ def test_a_test_set_like_the_training_set_is_not_warned_of() -> None:
             run.evaluate(data)
 
 
-def test_a_loaded_model_is_evaluated_with_the_statistics_of_its_training(tmp_path: Path) -> None:
+def test_a_loaded_model_is_evaluated_with_the_statistics_of_its_training(tmp_path):
     first = trainer()
     first.fit(DIGITS[0].subset(range(64)))
     first.save(tmp_path / "m")
@@ -204,7 +202,7 @@ def test_a_loaded_model_is_evaluated_with_the_statistics_of_its_training(tmp_pat
 
 
 @pytest.mark.threads(2)
-def test_a_checkpoint_knows_the_inputs(comm: Communicator, shared_path: Path) -> None:
+def test_a_checkpoint_knows_the_inputs(comm, shared_path):
     first = trainer(comm)
     first.fit(DIGITS[0].subset(range(64)), global_batch_size=16)
     save_checkpoint(shared_path, first)
@@ -214,7 +212,7 @@ def test_a_checkpoint_knows_the_inputs(comm: Communicator, shared_path: Path) ->
     np.testing.assert_array_equal(again.model.predict(x), first.model.predict(x))
 
 
-def test_a_trainer_shows_its_parts() -> None:
+def test_a_trainer_shows_its_parts():
     text = repr(trainer())
     for part in ("<Model: input 8 x 8 x 1", "SGD(lr=0.1)", "loss=Cat", "metrics=[Acc", "epoch=0"):
         assert part in text
@@ -229,7 +227,7 @@ class Slow(ArrayDataset):
         return super().read(indices)
 
 
-def test_a_trainer_counts_its_seconds_and_begins_new_steps_where_parameters_are_frozen() -> None:
+def test_a_trainer_counts_its_seconds_and_begins_new_steps_where_parameters_are_frozen():
     """A captured graph contains the addresses of the arrays."""
     run = small_trainer()
     with clock.used(Ticks()):

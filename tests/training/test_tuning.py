@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.preparation import autotune
 from tests.each import each
-from tests.launch import Finished
 from tests.small_run import TINY
 from tests.small_training import small_data, small_fit
 
@@ -92,9 +90,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.threads(3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("kinds", [1, 2])
-def test_the_first_rank_of_each_kind_of_machine_measures_and_others_take_what_it_chose(
-    comm: Communicator, kinds: int
-) -> None:
+def test_the_first_rank_of_each_kind_of_machine_measures_and_others_take_what_it_chose(comm, kinds):
     fastest, other = CANDIDATES if comm.rank % kinds else CANDIDATES[::-1]
     first = comm.rank < kinds
     setting = f"{1 + comm.rank % kinds} threads"
@@ -109,7 +105,7 @@ def test_the_first_rank_of_each_kind_of_machine_measures_and_others_take_what_it
 
 
 @each("accumulation", [1, 3])
-def test_only_the_largest_batch_is_measured(accumulation: int) -> None:
+def test_only_the_largest_batch_is_measured(accumulation):
     """Not the last one of an epoch, micro-batches of another size, or an evaluation's."""
     trainer, layer = build(Serial(), "winograd4", accumulation=accumulation)
     small_fit(trainer)
@@ -121,7 +117,7 @@ def test_only_the_largest_batch_is_measured(accumulation: int) -> None:
     assert {*layer.chosen.values()} == {"winograd4"}
 
 
-def test_a_second_training_or_an_evaluation_measures_what_is_new_to_it() -> None:
+def test_a_second_training_or_an_evaluation_measures_what_is_new_to_it():
     trainer, layer = build(Serial(), "winograd4")
     data = small_data()[0]
     trainer.fit(data, batch_size=2)
@@ -136,9 +132,7 @@ def test_a_second_training_or_an_evaluation_measures_what_is_new_to_it() -> None
 
 
 @pytest.mark.threads(1, 2)
-def test_a_resumed_run_goes_on_with_the_choices_of_its_checkpoint(
-    comm: Communicator, shared_path: Path, cache: Path
-) -> None:
+def test_a_resumed_run_goes_on_with_the_choices_of_its_checkpoint(comm, shared_path, cache):
     first, _ = build(comm, "winograd4", Checkpointer(shared_path / "run"))
     small_fit(first, epochs=1)
     comm.barrier()
@@ -166,9 +160,7 @@ def measured(run: Path) -> dict[str, dict[str, dict[str, str]]]:
     return parts["choices"][0]["values"]["measured"] if "choices" in parts else {}
 
 
-def test_the_same_command_twice_measures_once_and_leaves_the_same_bytes(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_the_same_command_twice_measures_once_and_leaves_the_same_bytes(tmp_path, cache):
     files, kept = [], []
     for name in ("a", "b"):
         options = ["--tuning=measure", f"--output-dir={tmp_path / name}"]
@@ -187,9 +179,7 @@ def test_the_same_command_twice_measures_once_and_leaves_the_same_bytes(
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["fixed", "direct"])
-def test_what_is_not_measured_leaves_no_trace_and_does_not_depend_on_threads(
-    mode: str, tmp_path: Path, cache: Path
-) -> None:
+def test_what_is_not_measured_leaves_no_trace_and_does_not_depend_on_threads(mode, tmp_path, cache):
     files = set()
     for threads in (1, 2):
         out = tmp_path / str(threads)
@@ -201,9 +191,7 @@ def test_what_is_not_measured_leaves_no_trace_and_does_not_depend_on_threads(
     assert not cache.exists()
 
 
-def test_ranks_that_choose_in_different_ways_are_refused(
-    tmp_path: Path, mpiexec: Callable[..., Finished]
-) -> None:
+def test_ranks_that_choose_in_different_ways_are_refused(tmp_path, mpiexec):
     code = (
         "import os, sys; from pydtnn.comm import create_communicator; "
         "os.environ['PYDTNN_TUNING'] = 'fixed' if create_communicator().rank else 'direct'; "
@@ -215,7 +203,7 @@ def test_ranks_that_choose_in_different_ways_are_refused(
 
 
 @pytest.mark.threads(2)
-def test_stages_that_receive_several_values_are_tuned(comm: Communicator) -> None:
+def test_stages_that_receive_several_values_are_tuned(comm):
     shape, mesh = (8, 8, 3), Mesh(comm, pipeline=2)
     backend = create_backend("cpu", threads=1, tuning="measure")
     plan = {"pipeline": ["stage2.0.conv2"]}

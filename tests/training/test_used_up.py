@@ -81,7 +81,7 @@ def gradient_bytes(model: Model) -> int:
         (shared, RULES[1], {"bucket_bytes": 1 << 20}),
     ],
 )
-def test_training_computes_the_same_bytes(net: Any, rule: Any, options: Any) -> None:
+def test_training_computes_the_same_bytes(net, rule, options):
     used, kept = (trainer(net(), rule, keep_gradients=keep, **options) for keep in (False, True))
     for samples in (7, 7, 7, 7, 3, 7):  # the loops, a recording, and repetitions
         losses = [own.train_step(batch(samples)).values.tobytes() for own in (used, kept)]
@@ -96,7 +96,7 @@ def test_training_computes_the_same_bytes(net: Any, rule: Any, options: Any) -> 
     assert all(p.grad is not None for p in kept.model.parameters.values())
 
 
-def test_gradients_that_are_not_written_at_the_same_time_share_memory() -> None:
+def test_gradients_that_are_not_written_at_the_same_time_share_memory():
     own = trainer(Sequential(Flatten(), *(Linear(64) for _ in range(8)), Linear(5)))
     whole = sum(bucket.values.nbytes for bucket in own.model.buckets)
     assert gradient_bytes(own.model) == max(b.grads.nbytes for b in own.model.buckets) + 256
@@ -144,7 +144,7 @@ class Halved(SGD):
         ({"dtype": "float16"}, True),
     ],
 )
-def test_gradients_are_kept_for_those_who_may_read_them(options: Any, kept: bool) -> None:
+def test_gradients_are_kept_for_those_who_may_read_them(options, kept):
     own = trainer(convolutional(), **options)
     own.train_step(batch())
     whole = sum(bucket.values.nbytes for bucket in own.model.buckets)
@@ -152,7 +152,7 @@ def test_gradients_are_kept_for_those_who_may_read_them(options: Any, kept: bool
     assert all((p.grad is not None) is kept for p in own.model.parameters.values())
 
 
-def test_a_pass_of_ones_own_has_its_gradients_between_steps_of_a_trainer() -> None:
+def test_a_pass_of_ones_own_has_its_gradients_between_steps_of_a_trainer():
     used, kept = trainer(convolutional()), trainer(convolutional(), keep_gradients=True)
     for _ in range(3):
         for own in (used, kept):
@@ -167,7 +167,7 @@ def test_a_pass_of_ones_own_has_its_gradients_between_steps_of_a_trainer() -> No
     assert values(used) == values(kept)
 
 
-def test_frozen_layers_are_thawed() -> None:
+def test_frozen_layers_are_thawed():
     data, trained = ArrayDataset(X, Y), []
     for keep in (False, True):
         own = trainer(convolutional(), keep_gradients=keep)

@@ -15,7 +15,6 @@ from pydtnn import callbacks, layers, losses, metrics
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.comm import Serial
 from pydtnn.layers import (
-    Block,
     Concat,
     Conv2d,
     Layer,
@@ -83,9 +82,7 @@ SHOWN = [
 
 
 @each(("made", "shown"), SHOWN)
-def test_an_object_shows_the_arguments_that_differ_from_the_defaults(
-    made: object, shown: str
-) -> None:
+def test_an_object_shows_the_arguments_that_differ_from_the_defaults(made, shown):
     assert repr(made) == shown
 
 
@@ -100,20 +97,20 @@ LAYERS = [
 
 
 @each("layer", LAYERS)
-def test_what_a_layer_shows_makes_an_equal_one(layer: Layer | Block) -> None:
+def test_what_a_layer_shows_makes_an_equal_one(layer):
     shown = repr(layer)
     again = eval(shown, dict(vars(layers)))
     assert type(again) is type(layer)
     assert repr(again) == shown
 
 
-def test_a_copy_and_a_pickle_show_the_same() -> None:
+def test_a_copy_and_a_pickle_show_the_same():
     for made in (Conv2d(4, 3, padding="same"), Adam(lr=0.1), EarlyStopping(), Alone(1.0, 2)):
         assert repr(copy.deepcopy(made)) == repr(made)
         assert repr(pickle.loads(pickle.dumps(made))) == repr(made)
 
 
-def test_signatures_and_their_errors_are_those_of_the_constructor() -> None:
+def test_signatures_and_their_errors_are_those_of_the_constructor():
     assert [*inspect.signature(Conv2d).parameters][:2] == ["filters", "kernel_size"]
     assert [*inspect.signature(Passing).parameters] == ["args", "options"]
     assert not inspect.signature(losses.MeanSquaredError).parameters
@@ -123,7 +120,7 @@ def test_signatures_and_their_errors_are_those_of_the_constructor() -> None:
         losses.MeanSquaredError(3)  # type: ignore[call-arg]
 
 
-def test_arguments_are_known_by_name_and_not_copied() -> None:
+def test_arguments_are_known_by_name_and_not_copied():
     weights = np.zeros(3)
     assert construction_of(Alone(scale=weights)).bind().arguments["scale"] is weights  # type: ignore[arg-type]
     assert construction_of(callbacks.StopAtMetric("val_loss", 0.1)).bind().arguments["value"] == 0.1

@@ -42,7 +42,7 @@ def readings(source: Path) -> Iterator[str]:
 
 
 @each("room", ROOMS)
-def test_only_what_concerns_the_machine_reads_its_time(room: str) -> None:
+def test_only_what_concerns_the_machine_reads_its_time(room):
     found = []
     for source in sorted((ROOT / room).rglob("*.py")):
         place = source.relative_to(ROOT).as_posix()
@@ -56,7 +56,7 @@ class Fixed(clock.Clock):
         return 5_000_000_000
 
 
-def test_a_thread_has_its_own_clock() -> None:
+def test_a_thread_has_its_own_clock():
     seen = []
 
     def read() -> None:

@@ -18,9 +18,7 @@ DRAW = ["pydtnn.comm", "draw", "ring", "-np", "64"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
-def test_nothing_that_a_command_prints_is_executed_by_a_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_nothing_that_a_command_prints_is_executed_by_a_terminal(capsys):
     before = sys.stdout
     with printing():
         print("a\x1b]0;title\x07 \x9b2J b\rc \u202e é", "next", sep="\n")
@@ -40,7 +38,7 @@ def start(command: list[str], stdout: int) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "command", [DRAW, pytest.param(["pydtnn.train", "--help"], marks=pytest.mark.long)], ids=str
 )
-def test_a_command_ends_in_silence_where_its_reader_has_gone(command: list[str]) -> None:
+def test_a_command_ends_in_silence_where_its_reader_has_gone(command):
     with start(command, subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -49,14 +47,14 @@ def test_a_command_ends_in_silence_where_its_reader_has_gone(command: list[str])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_that_cannot_be_written_is_one_sentence() -> None:
+def test_output_that_cannot_be_written_is_one_sentence():
     with open("/dev/full", "w") as full, start(DRAW, full.fileno()) as process:
         told = process.stderr.read()
     assert told == "pydtnn.comm: the standard output cannot be written: no space left on device\n"
     assert process.returncode == 1
 
 
-def test_a_command_without_an_output_ends_in_order() -> None:
+def test_a_command_without_an_output_ends_in_order():
     command = f"{sys.executable} -m pydtnn.comm list >&-"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")

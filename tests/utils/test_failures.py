@@ -38,9 +38,7 @@ def one_run(
         (2e5, 64, 3e6, 60.0, lambda n: 16 / ceil(1024 / n)),
     ],
 )
-def test_a_run_that_continues_takes_the_mean_of_simulated_ones(
-    work: float, hosts: int, mtbf: float, lost: float, speed: Callable[[int], float]
-) -> None:
+def test_a_run_that_continues_takes_the_mean_of_simulated_ones(work, hosts, mtbf, lost, speed):
     rng = random.Random(0)
     runs = [one_run(rng, work, hosts, mtbf, lost, speed) for _ in range(4000)]
     found = continued(work, hosts, mtbf, lost, speed)
@@ -49,7 +47,7 @@ def test_a_run_that_continues_takes_the_mean_of_simulated_ones(
     assert found.failures == pytest.approx(hosts * (1 - exp(-found.seconds / mtbf)))
 
 
-def test_without_failures_nothing_is_lost_and_without_hosts_there_is_no_end() -> None:
+def test_without_failures_nothing_is_lost_and_without_hosts_there_is_no_end():
     assert continued(100.0, 8, 1e9, 10.0, lambda n: n / 8).seconds == pytest.approx(100, rel=1e-4)
     interval = optimal_interval(1.0, 1e9)
     assert restarted(100.0, interval, 1.0, 60.0, 1e9).seconds == pytest.approx(100, rel=1e-4)
@@ -58,7 +56,7 @@ def test_without_failures_nothing_is_lost_and_without_hosts_there_is_no_end() ->
             continued(1e9, hosts, 100.0, 1.0, lambda n: n / 3)
 
 
-def test_a_run_that_is_restarted_takes_the_mean_of_simulated_ones() -> None:
+def test_a_run_that_is_restarted_takes_the_mean_of_simulated_ones():
     work, interval, cost, restart, mtbf = 2000.0, 100.0, 5.0, 10.0, 400.0
     rng = random.Random(0)
 

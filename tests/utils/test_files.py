@@ -51,15 +51,13 @@ def bound(path: Path) -> None:
         (lambda path: path.symlink_to(path), OSError, "test: cannot read .*/x: too many levels"),
     ],
 )
-def test_only_regular_files_are_read_and_others_do_not_block(
-    tmp_path: Path, make: Callable[[Path], object], error: type[OSError], reason: str
-) -> None:
+def test_only_regular_files_are_read_and_others_do_not_block(tmp_path, make, error, reason):
     make(tmp_path / "x")
     with pytest.raises(error, match=reason):
         read_file("test", tmp_path / "x")
 
 
-def test_a_name_with_a_zero_byte_is_an_error_of_the_file() -> None:
+def test_a_name_with_a_zero_byte_is_an_error_of_the_file():
     with pytest.raises(OSError, match=r"test: cannot read 'a.x00': embedded null byte"):
         read_file("test", "a\0")
 
@@ -87,8 +85,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 @each("make", [pipe, without_blocks])
 @each("name", READERS)
 def test_neither_a_named_pipe_nor_a_file_of_any_length_without_blocks_on_the_disk_is_read(
-    name: str, make: Callable[[Path], None], tmp_path: Path
-) -> None:
+    name, make, tmp_path
+):
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     make(file)
@@ -96,14 +94,14 @@ def test_neither_a_named_pipe_nor_a_file_of_any_length_without_blocks_on_the_dis
         READERS[name](file)
 
 
-def test_a_folder_of_images_does_not_wait_for_a_named_pipe(tmp_path: Path) -> None:
+def test_a_folder_of_images_does_not_wait_for_a_named_pipe(tmp_path):
     write_images(tmp_path)
     pipe(tmp_path / "train" / "ant" / "pipe.png")
     with pytest.raises(OSError, match="named pipe"):
         load_folder(data_dir=tmp_path)[0].read([0, 1, 2, 3, 4, 5])
 
 
-def test_holes_that_others_than_strangers_make_are_read(tmp_path: Path) -> None:
+def test_holes_that_others_than_strangers_make_are_read(tmp_path):
     file = tmp_path / "x"
     for length, written in ((MIN_LIMIT, 1), (MIN_LIMIT + 1, 1 << 20)):
         file.write_bytes(b"a" * written)
@@ -115,9 +113,7 @@ def test_holes_that_others_than_strangers_make_are_read(tmp_path: Path) -> None:
 
 
 @each("suffix", [".json", ".lock"])
-def test_choices_of_algorithms_do_not_wait_for_a_named_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_choices_of_algorithms_do_not_wait_for_a_named_pipe(tmp_path, monkeypatch, suffix, caplog):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     file = AutotunerFile("machine")
     os.mkfifo(file.path.with_suffix(suffix))
@@ -127,12 +123,12 @@ def test_choices_of_algorithms_do_not_wait_for_a_named_pipe(
 
 
 @each("name", ["", ".", "..", "../x", "/x", "a/b", "a\\b", "a\nb", 3, None])
-def test_a_name_in_a_file_is_a_plain_name(tmp_path: Path, name: object) -> None:
+def test_a_name_in_a_file_is_a_plain_name(tmp_path, name):
     with pytest.raises(ValueError, match="test: expected plain names of files in .*; use files fr"):
         path_inside("test", tmp_path, name)
 
 
-def test_links_are_followed_inside_of_a_folder_only(tmp_path: Path) -> None:
+def test_links_are_followed_inside_of_a_folder_only(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").touch()
@@ -147,9 +143,7 @@ def test_links_are_followed_inside_of_a_folder_only(tmp_path: Path) -> None:
 
 
 @each("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
-def test_a_file_of_a_model_is_no_link_that_leaves_it_no_pipe_and_has_no_holes(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_of_a_model_is_no_link_that_leaves_it_no_pipe_and_has_no_holes(name, tmp_path):
     fill_folder(tmp_path / "m", {"model.json": b"{}", "weights.safetensors": b"x"})
     file = tmp_path / "m" / name
     file.rename(tmp_path / name)
@@ -166,7 +160,7 @@ def test_a_file_of_a_model_is_no_link_that_leaves_it_no_pipe_and_has_no_holes(
         load(tmp_path / "m")
 
 
-def test_data_may_expand_to_a_hundred_times_their_length() -> None:
+def test_data_may_expand_to_a_hundred_times_their_length():
     check_expansion("it", 10, MIN_LIMIT)
     check_expansion("it", 1 << 20, 100 << 20)
     with pytest.raises(ValueError, match="it expands from 1,048,576 B to 104,857,601 B, more than"):

@@ -1,7 +1,5 @@
 """Tests of `pydtnn.utils.machine`, on machines that are made up."""
 
-from __future__ import annotations
-
 import os
 import platform
 from fractions import Fraction
@@ -39,15 +37,13 @@ CPU part\t: 0xd0c
         ("", "arm chip", "arm chip"),
     ],
 )
-def test_a_cpu_is_known_by_its_name_and_numbers(
-    text: str, name: str, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_is_known_by_its_name_and_numbers(text, name, model, monkeypatch):
     monkeypatch.setattr(platform, "processor", lambda: "arm chip")
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert (cpu_name(), cpu_model()) == (name, model)
 
 
-def test_a_system_without_proc_tells_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_proc_tells_the_architecture(monkeypatch):
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
@@ -80,9 +76,7 @@ def test_a_system_without_proc_tells_the_architecture(monkeypatch: pytest.Monkey
         ("0::/\n", {"cpu.max": "nonsense\n"}, {}),
     ],
 )
-def test_quotas_of_control_groups_are_found(
-    groups: str, files: dict[str, str], quotas: dict[str, Fraction], tmp_path: Path
-) -> None:
+def test_quotas_of_control_groups_are_found(groups, files, quotas, tmp_path):
     for name, text in files.items():
         path = tmp_path / "mounted" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pydtnn.utils.names import unknown
 from tests.each import each
 
@@ -14,7 +12,7 @@ from tests.each import each
         ("xyz", "unknown schedule 'xyz'; choose one of 'Warmup', 'cosine', 'step'"),
     ],
 )
-def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name: str, sentence: str) -> None:
+def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name, sentence):
     assert unknown("schedule", name, ["cosine", "step", "Warmup"]) == sentence
 
 
@@ -30,11 +28,9 @@ def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name: str, sentenc
         ("scheme", "FSDP", ["sharded", "sharded_parameters"], "; use 'sharded_parameters'"),
     ],
 )
-def test_a_name_of_another_library_is_answered_with_ours(
-    kind: str, name: str, choices: list[str], rest: str
-) -> None:
+def test_a_name_of_another_library_is_answered_with_ours(kind, name, choices, rest):
     assert unknown(kind, name, choices).startswith(f"unknown {kind} {name!r}{rest}")
 
 
-def test_where_there_is_nothing_to_choose_the_sentence_says_so() -> None:
+def test_where_there_is_nothing_to_choose_the_sentence_says_so():
     assert unknown("option", "x", []) == "unknown option 'x'; there is none to choose from"

@@ -32,7 +32,7 @@ class MilkTea(Tea):
     milk: float = option(0.1, at_least=0)
 
 
-def test_options_have_defaults_until_they_are_set() -> None:
+def test_options_have_defaults_until_they_are_set():
     tea = MilkTea("soft", cups=3, hot=False)
     assert (tea.cups, tea.strength, tea.hot, tea.kind, tea.milk) == (3, 0.5, False, "green", 0.1)
     assert (Tea("soft").cups, Tea("soft").sugar) == (2, None)
@@ -52,13 +52,13 @@ def test_options_have_defaults_until_they_are_set() -> None:
         ("mlik", 3, "unknown option of MilkTea 'mlik'; did you mean 'milk'?"),
     ],
 )
-def test_what_does_not_suit_is_refused(name: str, value: object, sentence: str) -> None:
+def test_what_does_not_suit_is_refused(name, value, sentence):
     with pytest.raises((TypeError, ValueError)) as error:
         MilkTea("soft", **{name: value})
     assert str(error.value) == sentence
 
 
-def test_a_dataclass_takes_them_for_its_defaults() -> None:
+def test_a_dataclass_takes_them_for_its_defaults():
     @dataclass(frozen=True)
     class Cup:
         size: float = option(0.25, above=0)
@@ -73,7 +73,7 @@ def test_a_dataclass_takes_them_for_its_defaults() -> None:
         first.size = 2.0  # type: ignore[misc]
 
 
-def test_they_are_checked_when_they_are_set_later_too() -> None:
+def test_they_are_checked_when_they_are_set_later_too():
     tea = Tea("soft")
     tea.strength = 0.25
     with pytest.raises(ValueError, match="strength must be above 0 and below 1, got 2"):
@@ -81,7 +81,7 @@ def test_they_are_checked_when_they_are_set_later_too() -> None:
     assert tea.strength == 0.25
 
 
-def test_a_class_is_called_with_its_options() -> None:
+def test_a_class_is_called_with_its_options():
     parameters = signature_of(MilkTea).parameters
     assert list(parameters) == ["water", *OPTIONS, "milk"]
     assert parameters["cups"].default == 2

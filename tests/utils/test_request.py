@@ -28,7 +28,7 @@ def generator(steps: list[Step], log: list[str], name: str = "") -> Iterator[Req
     log.append(f"{name}end")
 
 
-def test_a_queue_completes_requests_in_the_order_in_which_they_were_added() -> None:
+def test_a_queue_completes_requests_in_the_order_in_which_they_were_added():
     queue, first, second, log = Queue(), Step(), Step(done=True), list[str]()
     queue.add(first, lambda: log.append("first"))
     queue.add(second, lambda: log.append("second"))
@@ -46,7 +46,7 @@ def test_a_queue_completes_requests_in_the_order_in_which_they_were_added() -> N
     assert all(step.done for step in steps)
 
 
-def test_a_chain_begins_at_once_and_continues_by_tests() -> None:
+def test_a_chain_begins_at_once_and_continues_by_tests():
     steps, log = [Step(), Step()], list[str]()
     chain = Chain(generator(steps, log))
     assert log == ["0"]
@@ -59,7 +59,7 @@ def test_a_chain_begins_at_once_and_continues_by_tests() -> None:
     assert log == ["0", "1", "end"]
 
 
-def test_a_chain_that_only_waiting_advances_is_not_complete_before() -> None:
+def test_a_chain_that_only_waiting_advances_is_not_complete_before():
     steps, log = [Step(done=True), Step(done=True)], list[str]()
     chain = Chain(generator(steps, log), by_test=False)
     assert not chain.test()
@@ -70,7 +70,7 @@ def test_a_chain_that_only_waiting_advances_is_not_complete_before() -> None:
 
 
 @each("by_test", [True, False])
-def test_second_steps_start_in_the_order_of_the_chains(by_test: bool) -> None:
+def test_second_steps_start_in_the_order_of_the_chains(by_test):
     queue, log = Queue(), list[str]()
     a, b = [Step(), Step()], [Step(done=True), Step(done=True)]
     first = Chain(generator(a, log, "a"), queue, by_test=by_test)
@@ -84,7 +84,7 @@ def test_second_steps_start_in_the_order_of_the_chains(by_test: bool) -> None:
     assert log[-1] == "aend"
 
 
-def test_chains_out_of_turn_do_not_wait_for_each_other() -> None:
+def test_chains_out_of_turn_do_not_wait_for_each_other():
     queue, log = Queue(), list[str]()
     first = Chain(generator([Step()], log, "a"), queue)
     steps = [Step(done=True), Step()]
@@ -96,6 +96,6 @@ def test_chains_out_of_turn_do_not_wait_for_each_other() -> None:
     assert log == ["a0", "b0", "b1", "aend", "bend"]  # waiting for one completes the queue
 
 
-def test_a_chain_without_steps_is_complete() -> None:
+def test_a_chain_without_steps_is_complete():
     assert Chain(iter(())).test()
     assert Chain(iter(()), Queue()).test()

@@ -11,7 +11,6 @@ import pty
 import struct
 import sys
 import termios
-from pathlib import Path
 
 import pytest
 
@@ -56,7 +55,7 @@ PYTHON = f'{sys.executable} -c "{SHOW}"'
         (f"{PYTHON} | cat", "terminal False"),
     ],
 )
-def test_the_terminal_is_found_unless_the_output_is_redirected(command: str, found: str) -> None:
+def test_the_terminal_is_found_unless_the_output_is_redirected(command, found):
     assert found in on_terminal(command)
 
 
@@ -71,8 +70,8 @@ def test_the_terminal_is_found_unless_the_output_is_redirected(command: str, fou
     ],
 )
 def test_the_terminal_of_the_launcher_is_found_unless_its_output_is_redirected(
-    template: str, found: str, tmp_path: Path
-) -> None:
+    template, found, tmp_path
+):
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     command = template.format(mpirun=mpiexec(), python=f"{sys.executable} {script}")
@@ -80,11 +79,11 @@ def test_the_terminal_of_the_launcher_is_found_unless_its_output_is_redirected(
 
 
 @pytest.mark.skipif(bool(why_not()) or is_openmpi(), reason="an option of MPICH")
-def test_lines_that_the_launcher_labels_are_not_written_to_its_terminal() -> None:
+def test_lines_that_the_launcher_labels_are_not_written_to_its_terminal():
     assert "terminal False" in on_terminal(f"{mpiexec()} -prepend-rank -n 1 {PYTHON}")
 
 
-def test_a_stream_without_a_file_has_the_usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_a_file_has_the_usual_width(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert width_of(io.StringIO()) == 80
     monkeypatch.setenv("COLUMNS", "33")
@@ -110,9 +109,7 @@ class Disk(io.RawIOBase):
         return len(data)
 
 
-def test_a_stream_lasts_while_its_disk_is_full_and_continues(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_stream_lasts_while_its_disk_is_full_and_continues(caplog):
     disk = Disk()
     with io.TextIOWrapper(io.BufferedWriter(disk), encoding="utf-8") as inner:
         stream = Lasting(inner)
@@ -136,7 +133,7 @@ def test_a_stream_lasts_while_its_disk_is_full_and_continues(
         closed.error = 0
 
 
-def test_characters_that_an_encoding_does_not_have_are_escaped() -> None:
+def test_characters_that_an_encoding_does_not_have_are_escaped():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Lasting(stream).write("\u00e9t\u00e9 \udcff")
     stream.seek(0)

@@ -1,7 +1,5 @@
 """Quantities with units."""
 
-from __future__ import annotations
-
 import pytest
 
 from pydtnn.utils.units import format_quantity, parse_quantity, parse_size
@@ -24,7 +22,7 @@ from tests.each import each
         ("7.8 Tflop/s", "flop/s", 7.8e12),
     ],
 )
-def test_a_number_with_a_unit_is_converted_to_si(text: str, unit: str, value: float) -> None:
+def test_a_number_with_a_unit_is_converted_to_si(text, unit, value):
     assert parse_quantity("x", text, unit) == value
 
 
@@ -32,7 +30,7 @@ def test_a_number_with_a_unit_is_converted_to_si(text: str, unit: str, value: fl
     "value",
     ["50", 50, 1.5, "us", "", None, True, [1], "5 Gb/s", "5 GB", "1 2 us", "nan us", "0x5 us"],
 )
-def test_anything_but_a_number_with_a_known_unit_is_refused(value: object) -> None:
+def test_anything_but_a_number_with_a_known_unit_is_refused(value):
     with pytest.raises(ValueError, match=r"^link: expected a number with a unit \(ns, us, ms, s"):
         parse_quantity("link", value, "s")
 
@@ -46,12 +44,12 @@ def test_anything_but_a_number_with_a_known_unit_is_refused(value: object) -> No
         ("100 gb/S", "write 100 G[bB]/s"),
     ],
 )
-def test_advice_keeps_bits_apart_from_bytes(text: object, advice: str) -> None:
+def test_advice_keeps_bits_apart_from_bytes(text, advice):
     with pytest.raises(ValueError, match=rf"; {advice}$"):
         parse_quantity("link", text, "B/s")
 
 
-def test_quantities_are_finite_and_above_0_unless_zero_is_allowed() -> None:
+def test_quantities_are_finite_and_above_0_unless_zero_is_allowed():
     for text in ("-1 us", "0 us", "1e999 s"):
         with pytest.raises(ValueError, match="x: expected a finite quantity above 0, got"):
             parse_quantity("x", text, "s")
@@ -70,8 +68,8 @@ def test_quantities_are_finite_and_above_0_unless_zero_is_allowed() -> None:
     ],
 )
 def test_quantities_are_written_with_the_largest_unit_in_which_they_are_at_least_1(
-    value: float, unit: str, text: str
-) -> None:
+    value, unit, text
+):
     assert format_quantity(value, unit) == text
     assert parse_quantity("x", text, unit, positive=False) == pytest.approx(value, rel=1e-3)
 
@@ -80,11 +78,11 @@ def test_quantities_are_written_with_the_largest_unit_in_which_they_are_at_least
     ("text", "size"),
     [("1", 1), ("7B", 7), ("2GiB", 2 << 30), ("2 gb", 2 * 10**9), ("0.5k", 512), (" 3T ", 3 << 40)],
 )
-def test_units_are_powers_of_1000_or_1024(text: str, size: int) -> None:
+def test_units_are_powers_of_1000_or_1024(text, size):
     assert parse_size("limit", text) == size
 
 
 @each("text", ["", "GiB", "-1", "1e3", "2XB", "0", "0.0001", "3iB", "1 2"])
-def test_other_words_are_refused(text: str) -> None:
+def test_other_words_are_refused(text):
     with pytest.raises(ValueError, match="limit: expected a size such as 500MiB or 2GiB, got"):
         parse_size("limit", text)

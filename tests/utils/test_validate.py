@@ -1,7 +1,5 @@
 """Numbers within limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

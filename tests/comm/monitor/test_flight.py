@@ -34,13 +34,13 @@ def names(trace: RankTrace) -> list[str]:
     return [trace.names[one] for one in trace.records["name"]]
 
 
-def test_the_format_is_that_of_traces() -> None:
+def test_the_format_is_that_of_traces():
     assert np.dtype([*FIELDS]) == trace_records.RECORD
     assert FORMAT.size == RECORD == trace_records.RECORD.itemsize
     assert len(Kind) == KINDS
 
 
-def test_activities_in_progress_are_the_last_records(slot: Slot) -> None:
+def test_activities_in_progress_are_the_last_records(slot):
     activity = CurrentActivity(slot)
     activity.step(2, 7)
     with activity.activity(Kind.PHASE, "data"):
@@ -60,7 +60,7 @@ def test_activities_in_progress_are_the_last_records(slot: Slot) -> None:
     assert (trace.records["duration"] >= 0).all()
 
 
-def test_collective_calls_are_numbered_by_group(slot: Slot) -> None:
+def test_collective_calls_are_numbered_by_group(slot):
     activity = CurrentActivity(slot)
     for group, name in (
         *(("all", "barrier"), ("all", "isend"), ("all", "test"), ("a", "allreduce")),
@@ -77,7 +77,7 @@ def test_collective_calls_are_numbered_by_group(slot: Slot) -> None:
     assert found == [("all", 1), ("all", -1), ("all", -1), ("a", 1), ("all", 2), ("a", -1)]
 
 
-def test_the_newest_records_replace_the_oldest(slot: Slot) -> None:
+def test_the_newest_records_replace_the_oldest(slot):
     activity = CurrentActivity(slot)
     activity.begin(Kind.PHASE, "epoch")
     for number in range(3 * CAPACITY):
@@ -92,7 +92,7 @@ def test_the_newest_records_replace_the_oldest(slot: Slot) -> None:
     assert names(written(slot))[-1] == "epoch"
 
 
-def test_a_test_that_finds_nothing_is_no_record(slot: Slot) -> None:
+def test_a_test_that_finds_nothing_is_no_record(slot):
     activity = CurrentActivity(slot)
     activity.begin(Kind.PHASE, "step")
     activity.lane("loader 0")
@@ -104,16 +104,14 @@ def test_a_test_that_finds_nothing_is_no_record(slot: Slot) -> None:
     assert trace.about["lanes"] == ["main", "loader 0"]
 
 
-def test_files_of_more_ranks_are_removed(tmp_path: Path) -> None:
+def test_files_of_more_ranks_are_removed(tmp_path):
     for rank in range(4):
         (tmp_path / f"rank-{rank:04}.npz").touch()
     remove_others(str(tmp_path), 2)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0000.npz", "rank-0001.npz"]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(
-    slot: Slot, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(slot, tmp_path):
     (tmp_path / "run").touch()
     CurrentActivity(slot)
     with pytest.raises(OSError, match="run"):

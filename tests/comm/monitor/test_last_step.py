@@ -7,7 +7,7 @@ from pydtnn.comm.monitor.monitor import LastStep
 from pydtnn.comm.supervision import Last
 
 
-def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:
+def test_the_last_step_is_the_furthest_that_a_rank_has_begun():
     told: list[str] = []
     agreement = LastStep(3, told.append)
     agreement.request(15, 2)
@@ -20,7 +20,7 @@ def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:
     assert told == ["freeze", "last 9 15 2"]
 
 
-def test_the_run_ends_at_once_if_a_rank_is_not_in_training() -> None:
+def test_the_run_ends_at_once_if_a_rank_is_not_in_training():
     told: list[str] = []
     agreement = LastStep(2, told.append)
     agreement.request(15, 1)
@@ -29,7 +29,7 @@ def test_the_run_ends_at_once_if_a_rank_is_not_in_training() -> None:
     assert told[-1] == "last -1 15 1"
 
 
-def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:
+def test_without_other_ranks_the_step_in_progress_is_the_last():
     one = of_rank.LastStep()
     assert not one.request(15)  # outside of training
     one.start()
@@ -41,7 +41,7 @@ def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:
     assert not one.request(15)
 
 
-def test_a_signal_that_arrives_after_the_last_step_is_the_same_one() -> None:
+def test_a_signal_that_arrives_after_the_last_step_is_the_same_one():
     """It was sent to every rank, and another one was faster."""
     one = of_rank.LastStep(lambda signal: True)
     one.start()
@@ -58,7 +58,7 @@ def test_a_signal_that_arrives_after_the_last_step_is_the_same_one() -> None:
     assert one.passed() is None
 
 
-def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once() -> None:
+def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once():
     one = of_rank.LastStep(lambda signal: True)
     one.start()
     assert one.request(15)
@@ -70,7 +70,7 @@ def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once() -> None:
     assert not one.request(15)
 
 
-def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once() -> None:
+def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once():
     one = of_rank.LastStep()
     one.start()
     assert one.request(15)

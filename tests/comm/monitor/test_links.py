@@ -30,7 +30,7 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
+def test_messages_arrive_whole_and_in_order(listener):
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
     second = Link(listener.accept()[0], TOKEN)
@@ -65,9 +65,7 @@ def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
         b"\xff\xfe\n" + FIRST_HALF + b" 4\n",
     ],
 )
-def test_a_connection_that_does_not_begin_with_the_token_is_closed(
-    listener: socket.socket, message: bytes
-) -> None:
+def test_a_connection_that_does_not_begin_with_the_token_is_closed(listener, message):
     with socket.create_connection(listener.getsockname()) as stranger:
         link = Link(listener.accept()[0], TOKEN)
         stranger.sendall(message)
@@ -76,7 +74,7 @@ def test_a_connection_that_does_not_begin_with_the_token_is_closed(
         assert not link.known
 
 
-def test_the_process_that_connects_also_requires_the_token(listener: socket.socket) -> None:
+def test_the_process_that_connects_also_requires_the_token(listener):
     link = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert link is not None
     with listener.accept()[0] as impostor:
@@ -85,9 +83,7 @@ def test_the_process_that_connects_also_requires_the_token(listener: socket.sock
             assert link.heard() == []
 
 
-def test_a_message_that_is_too_long_closes_the_connection(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_is_too_long_closes_the_connection(listener, monkeypatch):
     monkeypatch.setattr("pydtnn.comm.monitor.links.MAX_MESSAGE_BYTES", 1 << 18)
     assert MAX_MESSAGE_BYTES > 1 << 18
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
@@ -117,20 +113,20 @@ ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
         *({**ROWS, "rows": {}}, {**ROWS, "stacks": None}, {**ROWS, "request": None}),
     ],
 )
-def test_what_has_other_entries_or_is_no_json_is_no_message(message: object) -> None:
+def test_what_has_other_entries_or_is_no_json_is_no_message(message):
     line = message if isinstance(message, bytes) else json.dumps(message).encode()
     assert check_message(line) is None
     for right in (ROWS, SAID):
         assert check_message(json.dumps(right).encode()) == right
 
 
-def test_a_host_that_does_not_answer_is_not_connected_to(listener: socket.socket) -> None:
+def test_a_host_that_does_not_answer_is_not_connected_to(listener):
     port = listener.getsockname()[1]
     listener.close()
     assert connect("127.0.0.1", port, TOKEN, 1) is None
 
 
-def test_other_hosts_connect_to_the_interface_that_leads_to_them() -> None:
+def test_other_hosts_connect_to_the_interface_that_leads_to_them():
     own = addresses()
     assert not any(address.startswith("127.") for address in own)
     with listen(own, [own]) or socket.socket() as here:  # another host, which is this one

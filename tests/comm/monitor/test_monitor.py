@@ -156,7 +156,7 @@ def random_line(random_: random.Random) -> bytes:
     "count",
     [400, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.matrix])],
 )
-def test_no_message_ends_the_monitor_or_a_run(host: Host, count: int) -> None:
+def test_no_message_ends_the_monitor_or_a_run(host, count):
     random_ = random.Random(count)
     known = host.connect(2)
     for number in range(count // 2):  # with the token
@@ -180,9 +180,7 @@ def test_no_message_ends_the_monitor_or_a_run(host: Host, count: int) -> None:
     check_works(host)
 
 
-def test_connections_without_the_token_are_few_and_short(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_without_the_token_are_few_and_short(host, monkeypatch):
     with contextlib.ExitStack() as strangers:
         for _ in range(2 * MAX_UNKNOWN_CONNECTIONS):
             strangers.enter_context(socket.create_connection(("127.0.0.1", host.port)))
@@ -201,7 +199,7 @@ def test_connections_without_the_token_are_few_and_short(
         assert "has ended" not in host.printed[-1].partition("cannot be asked")[0]
 
 
-def test_a_host_is_what_it_says_only_once(host: Host) -> None:
+def test_a_host_is_what_it_says_only_once(host):
     first = host.connect(2)
     for number in (2, 0, 1, 7):
         with socket.create_connection(("127.0.0.1", host.port)) as second:
@@ -215,7 +213,7 @@ def test_a_host_is_what_it_says_only_once(host: Host) -> None:
     first.close()
 
 
-def test_a_wait_that_has_ended_meanwhile_ends_no_run(host: Host) -> None:
+def test_a_wait_that_has_ended_meanwhile_ends_no_run(host):
     other = host.connect(3)
     other.sendall(b'{"what": "expired"}\n')
     host.run()
@@ -223,9 +221,7 @@ def test_a_wait_that_has_ended_meanwhile_ends_no_run(host: Host) -> None:
     other.close()
 
 
-def test_ranks_that_remain_after_an_error_have_a_deadline(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_remain_after_an_error_have_a_deadline(host, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in (0, 10_000, 0, 300, 1):  # without an error, they may take any time
@@ -237,7 +233,7 @@ def test_ranks_that_remain_after_an_error_have_a_deadline(
     assert host.printed == ["rank 0: not ended 300 s (--timeout) after the error; killed\n"]
 
 
-def test_memory_with_any_content_ends_no_monitor(host: Host) -> None:
+def test_memory_with_any_content_ends_no_monitor(host):
     random_ = random.Random(1)
     for _ in range(300):
         host.memory[:NAMES] = random_.randbytes(NAMES)

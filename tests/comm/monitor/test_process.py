@@ -43,7 +43,7 @@ WAIT = "\ncomm.recv(np.zeros(1), comm.rank)\n"  # from oneself: for ever
     ],
     ids=["left", "killed with two communicators", "in order", "by sys.exit"],
 )
-def test_an_end_without_a_word_is_told_once(ahead: Finished, body: str, line: str | None) -> None:
+def test_an_end_without_a_word_is_told_once(ahead, body, line):
     told = [text for text in ahead.stderr.splitlines() if text.startswith("rank ")]
     assert len(told) == (line is not None)
     assert all(text.startswith(str(line)) for text in told)
@@ -92,9 +92,7 @@ def ending_at_the_start(stage: str, act: str) -> Finished:
         pytest.param("MPI", "os._exit(0)", marks=pytest.mark.long),
     ],
 )
-def test_a_rank_that_ends_before_all_have_started_is_told(
-    ahead: Finished, stage: str, act: str
-) -> None:
+def test_a_rank_that_ends_before_all_have_started_is_told(ahead, stage, act):
     assert ahead.returncode != 0
     # After MPI has started, its launcher kills the others so fast that one may seem to be first.
     rank = "rank 1" if stage == "MPI" else r"(rank \d|a rank)"
@@ -107,14 +105,14 @@ def test_a_rank_that_ends_before_all_have_started_is_told(
 
 @pytest.mark.skipif(**MPICH_ONLY)
 @pytest.mark.ahead(call=lambda: ending_at_the_start("slots", "raise OSError('too many files')"))
-def test_an_error_of_a_rank_that_joins_the_others_ends_them(ahead: Finished) -> None:
+def test_an_error_of_a_rank_that_joins_the_others_ends_them(ahead):
     assert ahead.returncode != 0
     assert "rank 1: too many files" in ahead.stderr
     assert "Traceback" not in ahead.stderr
 
 
 @pytest.mark.skipif(**MPICH_ONLY)
-def test_the_end_of_the_launcher_is_told(tmp_path: Path) -> None:
+def test_the_end_of_the_launcher_is_told(tmp_path):
     ready = "\nprint('ready', flush=True)"
     with Program(3, ["-c", START + ready + WAIT], directory=tmp_path) as program:
         wait_for(lambda: program.finished().stdout.count("ready") == 3)
@@ -149,9 +147,7 @@ def kept(by: str) -> Finished:
 @pytest.mark.parametrize(
     "by", ["thread", *(pytest.param(by, marks=pytest.mark.long) for by in ("child", "exit"))]
 )
-def test_ranks_that_something_keeps_after_an_error_are_ended_after_the_deadline(
-    ahead: Finished, by: str
-) -> None:
+def test_ranks_that_something_keeps_after_an_error_are_ended_after_the_deadline(ahead, by):
     assert ahead.returncode != 0
     first, *others = [line for line in ahead.stderr.splitlines() if "rank" in line or "all" in line]
     assert first == "all have failed"
@@ -171,7 +167,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.skipif(**MPICH_ONLY)
 @pytest.mark.ahead(call=lambda: mpiexec(2, ["-c", LEFT], timeout=120))
-def test_no_file_in_memory_remains_of_ranks_that_are_killed(ahead: Finished) -> None:
+def test_no_file_in_memory_remains_of_ranks_that_are_killed(ahead):
     files = {Path(word) for word in ahead.stdout.split() if word.startswith("/dev/shm/mpich")}
     assert files
     wait_for(lambda: not any(file.exists() for file in files))

@@ -1,9 +1,6 @@
 """Why a process does not run, as `/proc` tells."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 from pydtnn.comm.monitor.processes import condition_of
 from tests.each import each
@@ -21,9 +18,7 @@ from tests.each import each
         ("D", 0, "waits for a disk or a file system", False),
     ],
 )
-def test_the_state_of_a_process_tells_why_it_does_not_run(
-    state: str, swap: int, why: str, frozen: bool, tmp_path: Path
-) -> None:
+def test_the_state_of_a_process_tells_why_it_does_not_run(state, swap, why, frozen, tmp_path):
     process = tmp_path / "12"
     process.mkdir()
     (process / "stat").write_text(f"12 (a) b (python) {state} 1 2 3")
@@ -31,9 +26,9 @@ def test_the_state_of_a_process_tells_why_it_does_not_run(
     assert condition_of(12, tmp_path) == (why, frozen)
 
 
-def test_a_process_that_is_not_there_has_ended(tmp_path: Path) -> None:
+def test_a_process_that_is_not_there_has_ended(tmp_path):
     assert condition_of(12, tmp_path) == ("has ended", True)
 
 
-def test_this_process_runs() -> None:
+def test_this_process_runs():
     assert condition_of(os.getpid()).why == ""

@@ -72,11 +72,8 @@ def first_to_end(listener: socket.socket, ranks: int) -> list[int]:
 
 @each("answers", [False, True])
 def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watched(
-    listener: socket.socket,
-    connect: Callable[[int], socket.socket],
-    monkeypatch: pytest.MonkeyPatch,
-    answers: bool,
-) -> None:
+    listener, connect, monkeypatch, answers
+):
     """Also where one of them has just sent a message."""
     ranks, sent = [connect(rank) for rank in range(3)], []
     receive, send = RankConnection.receive, RankConnection.send
@@ -105,7 +102,7 @@ def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watch
     assert sent == [READY] * 3
 
 
-def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
+def test_kills_for_lack_of_memory_count_for_a_while(tmp_path):
     counters = tmp_path / "vmstat"
     counters.write_text("nr_free_pages 7\noom_kill 3\noom_killer 9\n")
     kills = Kills(str(counters))
@@ -118,7 +115,7 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
     assert not Kills(str(tmp_path / "nowhere")).recent()
 
 
-def test_without_the_rank_that_has_started_it_the_process_ends(listener: socket.socket) -> None:
+def test_without_the_rank_that_has_started_it_the_process_ends(listener):
     """Otherwise it would wait for that rank, and the launcher for the end of its output."""
     own, other = socket.socketpair()
     with own, select.epoll() as poll:
@@ -127,7 +124,7 @@ def test_without_the_rank_that_has_started_it_the_process_ends(listener: socket.
             accept_ranks(listener, 2, poll, starter=own.fileno())
 
 
-def test_what_is_known_of_an_end_is_told() -> None:
+def test_what_is_known_of_an_end_is_told():
     for all_here in (True, False):
         assert "the out-of-memory killer has just killed" in str(explain(2, True, all_here))
     assert explain(2, False, False) is None  # on several hosts
@@ -138,8 +135,8 @@ def test_what_is_known_of_an_end_is_told() -> None:
 
 @each("error", [0, errno.ENOSPC, errno.EFBIG])
 def test_of_all_who_open_a_file_one_is_first_and_each_where_it_cannot_grow(
-    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    error, tmp_path, monkeypatch
+):
     def write(file: int, data: bytes) -> int:
         raise OSError(error, os.strerror(error))
 

@@ -35,7 +35,7 @@ class Ranks:
         return rows
 
 
-def test_a_wait_expires_when_the_rank_has_been_in_it_for_that_long() -> None:
+def test_a_wait_expires_when_the_rank_has_been_in_it_for_that_long():
     ranks = Ranks()
     for number in range(4):
         ranks.activities[0].call("allreduce", "all", number, -1)
@@ -51,14 +51,14 @@ def test_a_wait_expires_when_the_rank_has_been_in_it_for_that_long() -> None:
     assert not endless.after(500)[0].expired
 
 
-def test_waiting_for_a_batch_expires_and_computing_does_not() -> None:
+def test_waiting_for_a_batch_expires_and_computing_does_not():
     ranks = Ranks()
     ranks.activities[0].begin(Kind.PHASE, "data")
     ranks.activities[1].begin(Kind.FORWARD, "conv0")
     assert [row.expired for row in ranks.after(5)] == [True, False]
 
 
-def test_a_stopped_rank_does_not_wait_meanwhile() -> None:
+def test_a_stopped_rank_does_not_wait_meanwhile():
     ranks = Ranks()
     for rank in (0, 1):
         ranks.activities[rank].call("allreduce", "all", 1, -1)
@@ -70,7 +70,7 @@ def test_a_stopped_rank_does_not_wait_meanwhile() -> None:
     assert rows[0].waits == ""
 
 
-def test_a_job_that_is_stopped_as_a_whole_has_not_waited() -> None:
+def test_a_job_that_is_stopped_as_a_whole_has_not_waited():
     ranks = Ranks()
     ranks.activities[0].call("allreduce", "all", 1, -1)
     ranks.after(1)
@@ -79,7 +79,7 @@ def test_a_job_that_is_stopped_as_a_whole_has_not_waited() -> None:
 
 
 @each("name", ["download", "examination"])
-def test_a_download_and_the_first_reading_may_take_any_time(name: str) -> None:
+def test_a_download_and_the_first_reading_may_take_any_time(name):
     ranks = Ranks()
     activity = ranks.activities[1]
     activity.begin(Kind.PHASE, name)
@@ -90,7 +90,7 @@ def test_a_download_and_the_first_reading_may_take_any_time(name: str) -> None:
 
 
 @each("condition", [Condition(), Condition("stopped", frozen=True)])
-def test_the_first_reading_has_a_deadline_for_each_part_of_the_files(condition: Condition) -> None:
+def test_the_first_reading_has_a_deadline_for_each_part_of_the_files(condition):
     ranks = Ranks()
     ranks.activities[1].begin(Kind.PHASE, "examination")
     ranks.activities[0].call("allgather", "all", 1, -1)
@@ -101,7 +101,7 @@ def test_the_first_reading_has_a_deadline_for_each_part_of_the_files(condition: 
     assert (second.unlimited, second.expired) == (False, not condition.frozen)
 
 
-def test_the_row_of_a_rank_that_has_ended_names_no_problem() -> None:
+def test_the_row_of_a_rank_that_has_ended_names_no_problem():
     ranks = Ranks()
     ranks.activities[0].slot.close()
     del ranks.conditions[1]
@@ -109,7 +109,7 @@ def test_the_row_of_a_rank_that_has_ended_names_no_problem() -> None:
     assert (row.doing, row.problem, row.expired) == ("has ended", "", False)
 
 
-def test_a_call_is_described_with_its_bucket_and_layer() -> None:
+def test_a_call_is_described_with_its_bucket_and_layer():
     ranks = Ranks()
     activity = ranks.activities[0]
     activity.begin(Kind.PHASE, "exchange", bucket=7)
@@ -138,11 +138,11 @@ def test_a_call_is_described_with_its_bucket_and_layer() -> None:
         ([Doing(Kind.PHASE, "exchange"), Doing(Kind.WAIT, "send", 3)], "in send of bucket 3, in e"),
     ],
 )
-def test_nested_activities_are_described_by_the_innermost(stack: list[Doing], text: str) -> None:
+def test_nested_activities_are_described_by_the_innermost(stack, text):
     assert describe(stack).startswith(text)
 
 
-def test_rows_can_be_sent() -> None:
+def test_rows_can_be_sent():
     row = Ranks().after(1)[0]
     assert type(row)(**row.to_json()) == row
     assert not any(isinstance(value, np.generic) for value in row.to_json().values())

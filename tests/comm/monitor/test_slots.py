@@ -22,7 +22,7 @@ def written(memory: memoryview) -> Slot:
     return slot
 
 
-def test_another_process_reads_what_a_rank_is_doing(memory: memoryview) -> None:
+def test_another_process_reads_what_a_rank_is_doing(memory):
     activity = CurrentActivity(written(memory))
     activity.step(3, 41)
     activity.begin(Kind.PHASE, "step")
@@ -53,7 +53,7 @@ def test_another_process_reads_what_a_rank_is_doing(memory: memoryview) -> None:
     assert Slot(memory, 0).read().pid == Slot(memory, 2).read().pid == 0
 
 
-def test_activities_that_are_nested_too_deeply_end_in_order(memory: memoryview) -> None:
+def test_activities_that_are_nested_too_deeply_end_in_order(memory):
     slot = written(memory)
     activity = CurrentActivity(slot)
     for level in range(DEEPEST + 5):
@@ -64,7 +64,7 @@ def test_activities_that_are_nested_too_deeply_end_in_order(memory: memoryview) 
     assert [one.name for one in slot.read().stack] == ["level 0"]
 
 
-def test_names_and_lanes_beyond_the_room_for_them_do_no_harm(memory: memoryview) -> None:
+def test_names_and_lanes_beyond_the_room_for_them_do_no_harm(memory):
     slot = written(memory)
     activity = CurrentActivity(slot)
     for number in range(MOST_NAMES + 3):
@@ -80,7 +80,7 @@ def test_names_and_lanes_beyond_the_room_for_them_do_no_harm(memory: memoryview)
     assert Slot(memory, 2).read().stack == []
 
 
-def test_the_stack_is_shown_for_one_request(memory: memoryview) -> None:
+def test_the_stack_is_shown_for_one_request(memory):
     slot = written(memory)
     assert slot.shown(1) is None
     slot.show(1, "MainThread: é\n" * 10000)

@@ -1,7 +1,5 @@
 """The choice of an allreduce: by name, or the fastest on the slowest rank and the same for all."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

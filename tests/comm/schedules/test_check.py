@@ -1,7 +1,5 @@
 """The checker names the round and the ranks of what is wrong, and accepts what is right."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Predicted times are those of the closed formulas, and messages that meet share their links."""
 
-from __future__ import annotations
-
 from math import log2
 
 import pytest

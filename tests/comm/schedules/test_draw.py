@@ -1,7 +1,5 @@
 """Schedules as text and pictures, and the command line that shows and checks them."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

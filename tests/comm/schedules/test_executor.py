@@ -1,7 +1,5 @@
 """Schedules carried out: the sums are right, whatever else is under way and however one waits."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Measured networks have what `cost` needs, and are the same on all ranks."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

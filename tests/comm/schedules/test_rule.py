@@ -1,7 +1,5 @@
 """The rule: what it chooses, that sums between emulated hosts are right and repeat to the byte."""
 
-from __future__ import annotations
-
 import threading
 
 import ml_dtypes

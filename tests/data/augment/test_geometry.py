@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
 
 @each("shape", [(1, 1), (9, 9), (7, 12), (32, 32)])
 @each("name", CASES)
-def test_a_map_is_pillow_s(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> None:
+def test_a_map_is_pillow_s(rng, name, shape):
     ours, theirs, amounts = CASES[name]
     x = rng.integers(0, 256, (len(amounts), *shape, 3)).astype(np.uint8)
     before = x.copy()

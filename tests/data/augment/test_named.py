@@ -1,7 +1,5 @@
 """Augmentations by name, and what holds for all of them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -90,9 +89,7 @@ def kernels(
 @needs_nvcc
 @pytest.mark.parametrize("arch", CASES)
 @pytest.mark.parametrize("name", source_names())
-def test_source_compiles_without_a_warning(
-    kernels: dict[tuple[str, str], Future[dict[str, Kernel]]], name: str, arch: str
-) -> None:
+def test_source_compiles_without_a_warning(kernels, name, arch):
     made = kernels[name, arch].result()
     for element in elements(name):
         assert any(kernel.endswith(f"_{element}") for kernel in made)
@@ -112,9 +109,7 @@ def hot(name: str) -> list[tuple[str, str, int, int]]:
 @needs_nvcc
 @pytest.mark.parametrize("arch", CASES)
 @pytest.mark.parametrize("name", HOT)
-def test_fast_kernels_move_16_bytes_at_a_time_and_keep_their_registers(
-    kernels: dict[tuple[str, str], Future[dict[str, Kernel]]], name: str, arch: str
-) -> None:
+def test_fast_kernels_move_16_bytes_at_a_time_and_keep_their_registers(kernels, name, arch):
     made = kernels[name, arch].result()
     for short, full, loads, stores in hot(name):
         kernel = made[full]
@@ -126,22 +121,20 @@ def test_fast_kernels_move_16_bytes_at_a_time_and_keep_their_registers(
 
 
 @needs_nvcc
-def test_what_does_not_compile_is_told_in_the_compilers_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_does_not_compile_is_told_in_the_compilers_words(monkeypatch, tmp_path):
     monkeypatch.setattr("pydtnn.kernels.cuda.module.SOURCES", tmp_path)
     (tmp_path / "wrong.cu").write_text("int wrong = nothing;\n")
     with pytest.raises(RuntimeError, match=r"cannot compile wrong\.cu: [^$]*nothing"):
         compile_with_nvcc("wrong", "sm_90", None)
 
 
-def test_sources_include_each_other_and_nothing_else() -> None:
+def test_sources_include_each_other_and_nothing_else():
     for name in source_names():
         for file, text in source_files(name).items():
             assert "#include <" not in text, f"{file} needs a header of CUDA or C++"
 
 
-def test_machine_code_is_named_by_all_that_goes_into_it() -> None:
+def test_machine_code_is_named_by_all_that_goes_into_it():
     names = {
         cubin_name(name, arch, element)
         for name in source_names()
@@ -151,9 +144,7 @@ def test_machine_code_is_named_by_all_that_goes_into_it() -> None:
     assert len(names) == 4 * len(source_names())
 
 
-def test_a_source_is_compiled_once_unless_its_machine_code_was_prebuilt(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_source_is_compiled_once_unless_its_machine_code_was_prebuilt(monkeypatch, tmp_path):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path / "cache"))
     compiled = []
 

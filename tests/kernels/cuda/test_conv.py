@@ -42,9 +42,7 @@ every = pytest.mark.parametrize("case", AWKWARD)
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "rows in portions"])
 @every
-def test_all_directions_agree_with_the_reference(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: str, algorithm: str
-) -> None:
+def test_all_directions_agree_with_the_reference(rng, monkeypatch, case, algorithm):
     if "portions" in algorithm:
         monkeypatch.setattr(rows, "BUFFER_BYTES", 1)
     batch, geometry = AWKWARD[case]
@@ -67,7 +65,7 @@ def test_all_directions_agree_with_the_reference(
         "padding beyond the kernel",
     ],
 )
-def test_deferred_arrays_and_sums_agree_with_the_reference(case: str, algorithm: str) -> None:
+def test_deferred_arrays_and_sums_agree_with_the_reference(case, algorithm):
     given, shape = drawn(case, np.float64), AWKWARD[case][1]
     exact = in_passing(REFERENCE, given, shape)
     found = in_passing(CONV, given, shape, algorithm=algorithm)
@@ -76,10 +74,7 @@ def test_deferred_arrays_and_sums_agree_with_the_reference(case: str, algorithm:
             assert_close(value, exact[name], TOLERANCE, name)
 
 
-def test_kept_values_are_taken_and_the_store_may_be_the_array_of_a_term(
-    rng: np.random.Generator,
-    primes: Primes,
-) -> None:
+def test_kept_values_are_taken_and_the_store_may_be_the_array_of_a_term(rng, primes):
     _batch, geometry, arrays = primes
     y, expected, w = np.empty_like(arrays["dy"]), np.empty_like(arrays["dy"]), arrays["w"]
     for kept in (None, arrays["x"]):
@@ -94,18 +89,14 @@ def test_kept_values_are_taken_and_the_store_may_be_the_array_of_a_term(
             np.testing.assert_array_equal(array, exact)
 
 
-def test_an_algorithm_that_does_not_suit_is_refused_with_those_that_do(
-    rng: np.random.Generator,
-) -> None:
+def test_an_algorithm_that_does_not_suit_is_refused_with_those_that_do(rng):
     batch, geometry = AWKWARD["16 filters"]
     arrays = operands(rng, batch, geometry)
     with pytest.raises(ValueError, match="fft does not suit 3x3 .* implicit gemm, winograd, rows"):
         run(CONV, "forward", arrays, geometry, algorithm="fft")
 
 
-def test_candidates_are_measured_without_touching_what_is_added_to(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_are_measured_without_touching_what_is_added_to(rng, monkeypatch):
     batch, geometry = AWKWARD["16 filters"]
     arrays = operands(rng, batch, geometry)
     autotuner = Autotuner("measure")
@@ -127,7 +118,7 @@ def test_candidates_are_measured_without_touching_what_is_added_to(
     assert_close(dw, expected, TOLERANCE)
 
 
-def test_a_batch_that_is_empty_gives_no_gradient(rng: np.random.Generator) -> None:
+def test_a_batch_that_is_empty_gives_no_gradient(rng):
     _, geometry = AWKWARD["primes"]
     arrays = operands(rng, 0, geometry)
     dw = np.ones(geometry.weight_shape)
@@ -165,8 +156,8 @@ def with_moody(error: Exception, autotuner: Autotuner) -> Any:
 @each("direction", DIRECTIONS)
 @each("mode", ["direct", "fixed", "measure"])
 def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
-    primes: Primes, direction: str, mode: str, own_cache: None
-) -> None:
+    primes, direction, mode, own_cache
+):
     batch, geometry, arrays = primes
     autotuner = Autotuner(mode, file=AutotunerFile("a GPU"))
     family = with_moody(Refused("not today"), autotuner)
@@ -181,9 +172,7 @@ def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
     assert "best" not in family.algorithms(direction, geometry, batch, arrays["x"].dtype)
 
 
-def test_what_lacks_memory_is_left_out_but_not_what_was_asked_for_or_is_broken(
-    primes: Primes, own_cache: None
-) -> None:
+def test_what_lacks_memory_is_left_out_but_not_what_was_asked_for_or_is_broken(primes, own_cache):
     _batch, geometry, arrays = primes
     autotuner, direct = Autotuner("measure", file=AutotunerFile("a GPU")), Autotuner("direct")
     run(with_moody(MemoryError("1 GiB"), autotuner), "forward", arrays, geometry)
@@ -218,12 +207,8 @@ class Fast:
 @each("chosen", ["apart", "in passing"])
 @each("after", [("b",), ("relu",), ("b", "relu", "sums"), ("sums",)])
 def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
-    primes: Primes,
-    monkeypatch: pytest.MonkeyPatch,
-    after: tuple[str, ...],
-    chosen: str,
-    refuses: bool,
-) -> None:
+    primes, monkeypatch, after, chosen, refuses
+):
     batch, geometry, arrays = primes
     autotuner, family = Autotuner("measure"), conv()
     family.autotuner, family.passing = autotuner, Fast(refuses=refuses)
@@ -255,9 +240,7 @@ def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
 
 
 @pytest.mark.parametrize("chosen", ["apart", "in passing"])
-def test_sums_are_left_to_the_norm_where_nothing_takes_them_in_passing(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, chosen: str
-) -> None:
+def test_sums_are_left_to_the_norm_where_nothing_takes_them_in_passing(rng, monkeypatch, chosen):
     batch, geometry = AWKWARD["primes"]
     arrays, autotuner, family = operands(rng, batch, geometry), Autotuner("measure"), conv()
 

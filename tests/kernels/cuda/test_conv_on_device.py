@@ -71,8 +71,8 @@ def given(
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("case", CASES)
 def test_every_algorithm_adds_gradients_in_place_those_of_16_bit_filters_to_float32(
-    device: Any, rng: np.random.Generator, case: str, dtype: str
-) -> None:
+    device, rng, case, dtype
+):
     arrays, exact, geometry = given(device, rng, case, dtype)
     x, dy, w, conv = arrays["x"], arrays["dy"], arrays["w"], device.conv
     start = rng.standard_normal(geometry.weight_shape).astype(np.float32)
@@ -96,12 +96,8 @@ def test_every_algorithm_adds_gradients_in_place_those_of_16_bit_filters_to_floa
 )
 @pytest.mark.parametrize("case", CASES)
 def test_biases_and_relu_in_passing_give_what_they_give_apart(
-    rounding_device: Any,
-    rng: np.random.Generator,
-    case: str,
-    passing: tuple[bool, bool],
-    dtype: str,
-) -> None:
+    rounding_device, rng, case, passing, dtype
+):
     device = rounding_device
     arrays, exact, geometry = given(device, rng, case, dtype)
     x, w, y = arrays["x"], arrays["w"], arrays["dy"]
@@ -118,9 +114,7 @@ def test_biases_and_relu_in_passing_give_what_they_give_apart(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
-def test_sums_in_passing_are_those_of_the_output(
-    device: Any, rng: np.random.Generator, case: str, dtype: str
-) -> None:
+def test_sums_in_passing_are_those_of_the_output(device, rng, case, dtype):
     arrays, exact, geometry = given(device, rng, case, dtype)
     x, w, y = arrays["x"], arrays["w"], arrays["dy"]
     engine = device.conv.passing

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry, report
+from pydtnn.kernels import ConvGeometry, report
 from pydtnn.kernels.cuda import Unavailable, backend
 from pydtnn.kernels.cuda.cublas import CublasError
 from pydtnn.kernels.cuda.cudnn import CudnnError
@@ -36,7 +36,7 @@ def gradients(cuda: Any) -> Any:
     return run
 
 
-def test_arrays_of_the_host_are_not_brought_to_the_gpu_while_a_step_is_captured(cuda: Any) -> None:
+def test_arrays_of_the_host_are_not_brought_to_the_gpu_while_a_step_is_captured(cuda):
     stream = cuda.xp.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
@@ -48,7 +48,7 @@ def test_arrays_of_the_host_are_not_brought_to_the_gpu_while_a_step_is_captured(
     np.testing.assert_array_equal(cuda.to_numpy(cuda.asarray([1.0, 2.0])), [1, 2])
 
 
-def test_convolutions_take_no_memory_from_the_driver_once_they_have_run(cuda: Any) -> None:
+def test_convolutions_take_no_memory_from_the_driver_once_they_have_run(cuda):
     run = gradients(cuda)
     run()
     held, scratch = cuda.memory.held, cuda.memory.scratch.nbytes
@@ -60,7 +60,7 @@ def test_convolutions_take_no_memory_from_the_driver_once_they_have_run(cuda: An
     assert (cuda.memory.held, cuda.memory.scratch.nbytes) == (held, scratch)
 
 
-def test_flags_are_up_and_the_device_can_be_waited_for(cuda: Any) -> None:
+def test_flags_are_up_and_the_device_can_be_waited_for(cuda):
     assert [cuda.to_numpy(flag).tolist() for flag in (cuda.go, cuda.alive)] == [[1.0], [1.0]]
     gradients(cuda)()
     cuda.synchronize()
@@ -69,7 +69,7 @@ def test_flags_are_up_and_the_device_can_be_waited_for(cuda: Any) -> None:
     assert cuda.memory.held <= held
 
 
-def test_the_report_says_which_algorithms_were_taken_and_why(cuda: Any) -> None:
+def test_the_report_says_which_algorithms_were_taken_and_why(cuda):
     gradients(cuda)()
     chosen = {what: why for what, why in report(cuda).items() if why == "graph, by rule"}
     assert len(chosen) == 3
@@ -83,9 +83,7 @@ def test_the_report_says_which_algorithms_were_taken_and_why(cuda: Any) -> None:
         ("Products", CublasError("cuBLAS: cublasCreate_v2 failed: NOT_INITIALIZED.")),
     ],
 )
-def test_a_gpu_that_a_library_cannot_use_is_refused_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, part: str, error: Exception
-) -> None:
+def test_a_gpu_that_a_library_cannot_use_is_refused_in_one_sentence(monkeypatch, part, error):
     def fail(*given: Any, **options: Any) -> Any:
         raise error
 
@@ -96,7 +94,7 @@ def test_a_gpu_that_a_library_cannot_use_is_refused_in_one_sentence(
     assert backend.CudaBackend  # as it was
 
 
-def test_a_summary_forecasts_the_memory_of_the_gpu(cuda: Backend) -> None:
+def test_a_summary_forecasts_the_memory_of_the_gpu(cuda):
     body = [Conv2d(8, 3, bias=False), BatchNorm(), ReLU(), Flatten(), Linear(3)]
     model = Model(Sequential(*body), (8, 8, 3), backend=cuda)
     lines = dict(line.split("  ", 1) for line in model.summary(4).splitlines()[-6:])

@@ -62,23 +62,23 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("case", MATRICES)
-def test_cublas_reads_the_matrix_that_is_meant(case: str) -> None:
+def test_cublas_reads_the_matrix_that_is_meant(case):
     np.testing.assert_array_equal(as_cublas_reads(MATRICES[case]), MATRICES[case].T)
 
 
-def test_a_matrix_without_contiguous_rows_or_columns_is_refused() -> None:
+def test_a_matrix_without_contiguous_rows_or_columns_is_refused():
     with pytest.raises(ValueError, match="neither rows nor columns .* copy it"):
         layout(BASE[:64].reshape(8, 8)[::2, ::2])
 
 
-def test_groups_are_a_batch_whose_matrices_interleave() -> None:
+def test_groups_are_a_batch_whose_matrices_interleave():
     groups = BASE[:60].reshape(5, 3, 4).transpose(1, 0, 2)
     assert layout(groups) == (NO, 12)
     assert batch_step(groups) == 4
     assert batch_step(groups[0]) == 0
 
 
-def test_prototypes_and_numbers_are_those_of_the_header() -> None:
+def test_prototypes_and_numbers_are_those_of_the_header():
     library = installed("cublas")
     call = declared(library)
     with pytest.raises(CublasError, match="cublasSetStream_v2 failed: CUBLAS_STATUS_NOT_INIT"):
@@ -135,14 +135,8 @@ def on_device(array: np.ndarray) -> Any:
 )
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_products_of_16_bits_are_added_up_in_float32_and_may_be_stored_so(
-    monkeypatch: pytest.MonkeyPatch,
-    inputs: str,
-    output: str,
-    tf32: bool,
-    kinds: tuple[int, int],
-    compute: int,
-    accumulate: bool,
-) -> None:
+    monkeypatch, inputs, output, tf32, kinds, compute, accumulate
+):
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if inputs == "bfloat16" else inputs
     a, b, out = np.zeros((5, 7), dtype), np.zeros((7, 3), dtype), np.zeros((5, 3), output)
     given = Recorder(monkeypatch).multiply(a, b, out, accumulate=accumulate, tf32=tf32)

@@ -44,11 +44,11 @@ def cudnn() -> Cudnn:
     return Cudnn(installed("cudnn"))
 
 
-def test_prototypes_are_those_of_the_headers(cudnn: Cudnn) -> None:
+def test_prototypes_are_those_of_the_headers(cudnn):
     check_prototypes(PROTOTYPES, header(cudnn.library, "cudnn_*_v9.h"))
 
 
-def test_numbers_are_those_of_the_headers(cudnn: Cudnn) -> None:
+def test_numbers_are_those_of_the_headers(cudnn):
     known = numbers(header(cudnn.library, "cudnn_*_v9.h"))
     graph, note = cudnn_graph, "NUMERICAL_NOTE_"
     ours = {
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_the_headers(cudnn: Cudnn) -> None:
     assert {name: known[f"CUDNN_{name}"] for name in ours} == ours
 
 
-def test_algorithms_have_the_numbers_of_the_headers(cudnn: Cudnn) -> None:
+def test_algorithms_have_the_numbers_of_the_headers(cudnn):
     path = Path(cudnn.library.path).parents[1] / "include" / "cudnn_ops.h"
     if not path.exists():
         pytest.skip(f"cuDNN's headers are not in {path.parent}")
@@ -94,7 +94,7 @@ def test_algorithms_have_the_numbers_of_the_headers(cudnn: Cudnn) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
-def test_cudnn_computes_the_output_shapes_that_we_do(cudnn: Cudnn, case: str, dtype: str) -> None:
+def test_cudnn_computes_the_output_shapes_that_we_do(cudnn, case, dtype):
     batch, geometry = AWKWARD[case]
     g = even(geometry)
     x, w = cudnn.tensor(batch, g.size, g.channels, dtype), cudnn.filters(g, dtype)
@@ -104,19 +104,19 @@ def test_cudnn_computes_the_output_shapes_that_we_do(cudnn: Cudnn, case: str, dt
     assert tuple(n for n in shape[2:])[-len(g.size) :] == geometry.output
 
 
-def test_errors_are_sentences_that_name_the_function_and_the_reason(cudnn: Cudnn) -> None:
+def test_errors_are_sentences_that_name_the_function_and_the_reason(cudnn):
     with pytest.raises(CudnnError, match=r"^cuDNN: cudnnSetTensorNdDescriptorEx failed: .*PARAM"):
         cudnn.tensor(-1, (8, 8), 3, "float32")
 
 
-def test_only_what_is_not_supported_counts_as_unsupported() -> None:
+def test_only_what_is_not_supported_counts_as_unsupported():
     assert CudnnError("f", 3000, "").unsupported
     assert CudnnError("f", 3007, "").unsupported
     assert not any(CudnnError("f", status, "").unsupported for status in (1001, 2000, 4000, 5000))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_padded_input_gives_the_same_convolution(rng: np.random.Generator, case: str) -> None:
+def test_a_padded_input_gives_the_same_convolution(rng, case):
     batch, geometry = AWKWARD[case]
     arrays, g = operands(rng, batch, geometry), even(geometry)
     assert is_even(g)

@@ -78,7 +78,7 @@ def plan(
     return Plan(made, made, direction, GEOMETRY, 4, dtype, **{"tf32": True, **options})
 
 
-def test_algorithms_are_in_the_order_of_cudnn_and_each_is_there_once() -> None:
+def test_algorithms_are_in_the_order_of_cudnn_and_each_is_there_once():
     first, again = (7, 0, DETERMINISTIC, DEFAULT_MATH), (7, 0, DETERMINISTIC, FMA_MATH)
     cudnn = Scripted([first, (1, 0, DETERMINISTIC, TENSOR_OP_MATH), again], {7: 1000, 1: 64})
     assert list(plan(cudnn).algorithms.items()) == [
@@ -90,9 +90,7 @@ def test_algorithms_are_in_the_order_of_cudnn_and_each_is_there_once() -> None:
 @each(
     "direction, algorithm", [("backward_data", 0), ("backward_filter", 0), ("backward_filter", 3)]
 )
-def test_algorithms_that_add_atomically_are_never_taken_and_errors_not_hidden(
-    direction: str, algorithm: int
-) -> None:
+def test_algorithms_that_add_atomically_are_never_taken_and_errors_not_hidden(direction, algorithm):
     told, not_told = (algorithm, 0, 0, DEFAULT_MATH), (algorithm, 0, DETERMINISTIC, DEFAULT_MATH)
     assert not plan(Scripted([told, not_told]), direction).algorithms
     usable = (1, 0, DETERMINISTIC, DEFAULT_MATH)
@@ -101,7 +99,7 @@ def test_algorithms_that_add_atomically_are_never_taken_and_errors_not_hidden(
         plan(Scripted([usable], {1: CudnnError("f", 5000, "broken")}), direction)
 
 
-def test_algorithms_that_fail_round_or_need_too_much_are_left_out() -> None:
+def test_algorithms_that_fail_round_or_need_too_much_are_left_out():
     expected = [
         (0, 3000, DETERMINISTIC, DEFAULT_MATH),
         (1, 0, DETERMINISTIC, CONVERSION_MATH),
@@ -122,7 +120,7 @@ def test_algorithms_that_fail_round_or_need_too_much_are_left_out() -> None:
         ("bfloat16", True, TENSOR_OP_MATH),
     ],
 )
-def test_float32_is_rounded_only_where_that_is_allowed(dtype: str, tf32: bool, asked: int) -> None:
+def test_float32_is_rounded_only_where_that_is_allowed(dtype, tf32, asked):
     cudnn = Scripted([(1, 0, DETERMINISTIC, DEFAULT_MATH)])
     taken = plan(cudnn, dtype=dtype, tf32=tf32).algorithms["precomputed gemm"].math
     assert cudnn.math[0] == asked

@@ -89,8 +89,8 @@ NOTES = [{NONDETERMINISTIC}, {0}, {DOWN_CONVERTED}, set(), {REDUCED_SUMS, 9}, {9
     ],
 )
 def test_deterministic_and_exact_engines_with_little_memory_are_taken(
-    monkeypatch: pytest.MonkeyPatch, proposals: dict[int, Any], taken: list[int]
-) -> None:
+    monkeypatch, proposals, taken
+):
     sizes = [WORKSPACE_BYTES if size < 0 else size for size in taken]
     assert workspaces(monkeypatch, Scripted(proposals)) == sizes
     with pytest.raises(CudnnError, match="broken"):
@@ -158,8 +158,8 @@ def operands(direction: str, dtype: str) -> list[Any]:
 )
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_plans_are_made_once_and_given_the_arrays_that_they_are_for(
-    made: list[Any], direction: str, uids: tuple[int, ...], accumulate: bool
-) -> None:
+    made, direction, uids, accumulate
+):
     engine = Recorded()
     first, second, out = operands(direction, "float32")
     assert engine.candidates(direction, GEOMETRY, 4, out.dtype) == NAMES[:3]
@@ -172,9 +172,7 @@ def test_plans_are_made_once_and_given_the_arrays_that_they_are_for(
     assert made.count(graph) == 1
 
 
-def test_gradients_with_uneven_padding_and_float32_without_tf32_are_left_to_others(
-    made: list[Any],
-) -> None:
+def test_gradients_with_uneven_padding_and_float32_without_tf32_are_left_to_others(made):
     uneven = replace(GEOMETRY, padding=((1, 1), (0, 1)))
     exact, rounding = Recorded(tf32=False), Recorded()
     for direction in cudnn_graph.OPERATIONS:
@@ -193,9 +191,7 @@ def test_gradients_with_uneven_padding_and_float32_without_tf32_are_left_to_othe
     assert not rounding.passes(halves, 4, np.dtype("float16"), sums)
 
 
-def test_a_graph_that_cannot_add_to_its_output_is_refused(
-    made: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_cannot_add_to_its_output_is_refused(made, monkeypatch):
     engine = Recorded()
     first, second, out = operands("backward_data", "float32")
     engine.candidates("backward_data", GEOMETRY, 4, out.dtype)
@@ -205,7 +201,7 @@ def test_a_graph_that_cannot_add_to_its_output_is_refused(
     engine.run("graph", "backward_data", first, second, GEOMETRY, out=out)
 
 
-def test_arrays_that_are_not_aligned_are_refused(made: list[Any]) -> None:
+def test_arrays_that_are_not_aligned_are_refused(made):
     x, w, y = operands("forward", "float32")
     shifted = empty(x.size + 1, "float32")[1:].reshape(x.shape)
     engine = Recorded()

@@ -50,8 +50,8 @@ def flag(value: float) -> Any:
 @pytest.mark.parametrize("wanted", [(True,), (False,), (True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernel_that_gates_differentiates_norms_as_a_kernel_of_its_own(
-    cuda: Any, draw: Any, shape: tuple[int, int], wanted: tuple[bool, ...], dtype: str
-) -> None:
+    cuda, draw, shape, wanted, dtype
+):
     channels, kind = shape[1], fine(dtype)
     terms = [Term(draw(shape, dtype), *(draw(channels, kind) for _ in range(2))) for _ in wanted]
     value, dy = Deferred(*terms, shift=draw(channels, kind), relu=True), draw(shape, dtype)
@@ -75,7 +75,7 @@ def test_the_kernel_that_gates_differentiates_norms_as_a_kernel_of_its_own(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_sums_survive_a_mean_of_a_thousand_deviations(cuda: Any, draw: Any, dtype: str) -> None:
+def test_sums_survive_a_mean_of_a_thousand_deviations(cuda, draw, dtype):
     x, dy = draw((5000, 8), dtype, mean=1000), draw((5000, 8), dtype, mean=1)
     exact = np.asarray(x, "float64")
     sums, expected, dsums = (on_device(np.empty(s)) for s in (17, (2, 8), (2, 8)))
@@ -90,13 +90,13 @@ def test_sums_survive_a_mean_of_a_thousand_deviations(cuda: Any, draw: Any, dtyp
         assert_close(row, wanted, 1e-5 if dtype == "float32" else 1e-10)
 
 
-def test_arrays_that_are_not_aligned_are_taken_one_by_one(cuda: Any, draw: Any) -> None:
+def test_arrays_that_are_not_aligned_are_taken_one_by_one(cuda, draw):
     x, y = draw(1002, "float32")[1:], draw(1001, "float32")
     cuda.elementwise.forward("relu", x, out=y)
     np.testing.assert_array_equal(y, np.maximum(x, 0))
 
 
-def test_a_target_that_is_no_class_makes_the_loss_nan(cuda: Any, draw: Any) -> None:
+def test_a_target_that_is_no_class_makes_the_loss_nan(cuda, draw):
     x = draw((3, 4))
     for target in (-1, 4):
         classes = on_device(np.array([0, target, 1]))
@@ -108,7 +108,7 @@ def test_a_target_that_is_no_class_makes_the_loss_nan(cuda: Any, draw: Any) -> N
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rmsprop", "adam", "nadam"])
-def test_numbers_are_given_or_in_device_memory(cuda: Any, draw: Any, rule: str) -> None:
+def test_numbers_are_given_or_in_device_memory(cuda, draw, rule):
     start = [abs(draw(2100)) for _ in range(2 if rule == "rmsprop" else 4)]
     options: dict[str, Any] = {"sgd": {"momentum": 0.9, "nesterov": True}, "rmsprop": {"rho": 0.9}}
     given = options.get(rule, {"beta1": 0.9, "beta2": 0.99}) | {"decay": 0.1}
@@ -125,16 +125,14 @@ def test_numbers_are_given_or_in_device_memory(cuda: Any, draw: Any, rule: str) 
     assert results[0] == results[1]
 
 
-def test_the_epoch_of_dropout_may_be_in_device_memory(cuda: Any, draw: Any) -> None:
+def test_the_epoch_of_dropout_may_be_in_device_memory(cuda, draw):
     x, outs = draw((700, 5)), [on_device(np.empty((700, 5))) for _ in range(2)]
     for epoch, out in zip((5, on_device(np.array(5.0))), outs, strict=True):
         cuda.random.dropout(x, 0.3, 2**32 + 11, 7, epoch, on_device(np.arange(700)), out=out)
     assert outs[0].tobytes() == outs[1].tobytes()
 
 
-def test_matrices_that_are_not_contiguous_give_the_same_products(
-    cuda: Any, rng: np.random.Generator
-) -> None:
+def test_matrices_that_are_not_contiguous_give_the_same_products(cuda, rng):
     arrays = operands(rng, (6, 9, 11))
     x, w, b, dy = (on_device(np.asfortranarray(arrays[name])) for name in ("x", "w", "b", "dy"))
     y, dx, dw, db = (on_device(np.empty_like(a)) for a in (dy, x, w, b))

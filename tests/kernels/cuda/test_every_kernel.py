@@ -58,9 +58,7 @@ def check(backend: Backend, case: Case, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kernel", MAKERS)
-def test_a_kernel_agrees_with_the_reference_in_every_type(
-    cuda: Backend, rng: np.random.Generator, kernel: str, dtype: str
-) -> None:
+def test_a_kernel_agrees_with_the_reference_in_every_type(cuda, rng, kernel, dtype):
     if dtype not in ("float32", "float64") and kernel.startswith(REALS):
         pytest.skip("update kernels take float32 masters")
     for case in cases(kernel, rng):
@@ -69,7 +67,7 @@ def test_a_kernel_agrees_with_the_reference_in_every_type(
 
 
 @pytest.mark.parametrize("kernel", IN_PLACE_ON_GPU)
-def test_an_output_may_be_an_input(cuda: Backend, rng: np.random.Generator, kernel: str) -> None:
+def test_an_output_may_be_an_input(cuda, rng, kernel):
     for case, out, name in in_place(kernel, rng):
         results = []
         for same in (False, True):
@@ -80,7 +78,7 @@ def test_an_output_may_be_an_input(cuda: Backend, rng: np.random.Generator, kern
         assert results[0] == results[1]
 
 
-def test_every_kernel_of_the_reference_has_cases_or_tests_elsewhere() -> None:
+def test_every_kernel_of_the_reference_has_cases_or_tests_elsewhere():
     kernels = {
         f"{family}.{kernel}"
         for family, kinds in FAMILIES.items()
@@ -93,7 +91,7 @@ def test_every_kernel_of_the_reference_has_cases_or_tests_elsewhere() -> None:
     assert missing - of_a_few_numbers == REFERENCE_ONLY | {values}
 
 
-def test_kernels_are_ours_in_every_family(cuda: Backend) -> None:
+def test_kernels_are_ours_in_every_family(cuda):
     for name in MAKERS:
         family, kernel = name.split(".")
         who = getattr(type(vars(cuda)[family]), kernel).__module__

@@ -41,7 +41,7 @@ def filled(number: int) -> list[np.ndarray]:
     return [np.full_like(a, (7 * number + i) % 100) for i, a in enumerate(like())]
 
 
-def test_arrays_of_several_types_arrive_at_places_that_stay(device: Device) -> None:
+def test_arrays_of_several_types_arrive_at_places_that_stay(device):
     feed = Feed(device, like())
     assert [(a.shape, a.dtype) for a in feed.arrays] == [(a.shape, a.dtype) for a in like()]
     places = [a.data.ptr for a in feed.arrays]
@@ -55,9 +55,7 @@ def test_arrays_of_several_types_arrive_at_places_that_stay(device: Device) -> N
 
 
 @each("ahead", [False, True])
-def test_every_step_reads_what_was_sent_for_it_however_far_the_host_is_ahead(
-    device: Device, ahead: bool
-) -> None:
+def test_every_step_reads_what_was_sent_for_it_however_far_the_host_is_ahead(device, ahead):
     feed, seen = Feed(device, like()), []
     for step in range(4 * SETS):
         if step == 0 or not ahead:
@@ -74,7 +72,7 @@ def test_every_step_reads_what_was_sent_for_it_however_far_the_host_is_ahead(
             assert array.get().tobytes() == expected.tobytes()
 
 
-def test_what_used_the_memory_before_is_done_when_input_arrives(device: Device) -> None:
+def test_what_used_the_memory_before_is_done_when_input_arrives(device):
     xp, nbytes = device.xp, APART * len(like())
     for _ in range(4):
         before = [xp.zeros(nbytes, "uint8") for _ in range(2)]
@@ -90,7 +88,7 @@ def test_what_used_the_memory_before_is_done_when_input_arrives(device: Device) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_waits_but_for_pinned_memory_of_three_steps_ago(seed: int) -> None:
+def test_nothing_waits_but_for_pinned_memory_of_three_steps_ago(seed):
     device = Device(SimulatedCupy(seed=seed))
     feed = Feed(device, like())
     with device.xp.watched() as first:
@@ -107,7 +105,7 @@ def test_nothing_waits_but_for_pinned_memory_of_three_steps_ago(seed: int) -> No
         assert seen.pooled == []
 
 
-def test_arrays_of_another_shape_or_type_are_not_fed(device: Device) -> None:
+def test_arrays_of_another_shape_or_type_are_not_fed(device):
     feed = Feed(device, [np.zeros((2, 3), np.float32)])
     with pytest.raises(AssertionError, match="not of the shape"):
         feed.send(np.zeros((1, 3), np.float32))
@@ -115,7 +113,7 @@ def test_arrays_of_another_shape_or_type_are_not_fed(device: Device) -> None:
         feed.send(np.zeros((2, 3), np.float64))
 
 
-def test_values_that_are_read_late_are_those_of_their_step(device: Device) -> None:
+def test_values_that_are_read_late_are_those_of_their_step(device):
     x: Any = device.xp.zeros(2, "float64")
     late = []
     for _ in range(5):

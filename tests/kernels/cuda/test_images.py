@@ -75,9 +75,7 @@ def statistics(rng: np.random.Generator, channels: int) -> Statistics:
 
 @each("dtype", DTYPES)
 @each("name", AUGMENT)
-def test_images_have_the_bytes_of_the_host(
-    device: Any, rng: np.random.Generator, name: str, dtype: str
-) -> None:
+def test_images_have_the_bytes_of_the_host(device, rng, name, dtype):
     assert (MOST_CHANGES, MOST_CHANNELS) == (CHANGES, CHANNELS)
     for number, shape in enumerate(SHAPES):
         normalize = statistics(rng, shape[-1]) if number else None
@@ -91,9 +89,7 @@ def test_images_have_the_bytes_of_the_host(
 
 
 @pytest.mark.parametrize("padding", [2**30, 2**31 - 1])
-def test_changes_of_more_pixels_than_an_image_has_are_no_overflow(
-    device: Any, rng: np.random.Generator, padding: int
-) -> None:
+def test_changes_of_more_pixels_than_an_image_has_are_no_overflow(device, rng, padding):
     """Which the host cannot do: it would pad by so many."""
     x = rng.integers(1, 256, (64, 6, 5, 3)).astype(np.uint8)
     crops = (RandomCrop(padding), RandomCrop(padding), RandomCrop(padding))
@@ -108,7 +104,7 @@ def test_changes_of_more_pixels_than_an_image_has_are_no_overflow(
     assert not prepared(device, cutout, x, words[:, : cutout.words].copy()).any()
 
 
-def test_the_product_is_rounded_before_the_sum(device: Any, rng: np.random.Generator) -> None:
+def test_the_product_is_rounded_before_the_sum(device, rng):
     """Or else the test above would hold for a fused multiply-add, too."""
     prepare = Prepare((), statistics(rng, 3), (8, 8, 3), "float32")
     x, words = draw(rng, (40, 8, 8, 3), prepare)
@@ -117,9 +113,7 @@ def test_the_product_is_rounded_before_the_sum(device: Any, rng: np.random.Gener
     assert prepared(device, prepare, x, words).tobytes() != fused.tobytes()
 
 
-def test_a_graph_prepares_whatever_images_and_words_are_fed_to_it(
-    device: Any, rng: np.random.Generator
-) -> None:
+def test_a_graph_prepares_whatever_images_and_words_are_fed_to_it(device, rng):
     prepare = Prepare(AUGMENT["usual"], statistics(rng, 3), (8, 8, 3), "float32")
     steps = [draw(rng, (5, 8, 8, 3), prepare) for _ in range(WARM_UP + 5)]
     feed, graphs = Feed(Device(device.xp), steps[0]), Graphs(Device(device.xp))

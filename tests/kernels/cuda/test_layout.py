@@ -1,7 +1,5 @@
 """Grids of our CUDA kernels: every row and channel once, within the limits of GPUs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -28,9 +26,7 @@ SHAPES = [(0, 4), (1, 1), (7, 3), (255, 64), (100_000, 16), (3, 5000), (10**7, 1
 
 @each("summed", [False, True])
 @each("rows, channels", SHAPES)
-def test_columns_cover_every_row_and_channel_and_no_block_is_idle(
-    rows: int, channels: int, summed: bool
-) -> None:
+def test_columns_cover_every_row_and_channel_and_no_block_is_idle(rows, channels, summed):
     for lanes in {1, 4 if channels % 4 == 0 else 1}:
         layout = columns(rows, channels, lanes, summed=summed)
         (parts, blocks), (across, down) = layout.grid, layout.block
@@ -44,7 +40,7 @@ def test_columns_cover_every_row_and_channel_and_no_block_is_idle(
 
 
 @pytest.mark.parametrize("rows", [0, 1, 100, 5000, 10**5, 10**7])
-def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows: int) -> None:
+def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows):
     found = re.search(r"\bGROUP = (\d+)", (SOURCES / "columns.cuh").read_text())
     assert found
     group = int(found[1])
@@ -59,7 +55,7 @@ def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows: 
             assert layout.partial(3) == 3 * layout.width * parts * blocks
 
 
-def test_constants_are_those_of_the_sources() -> None:
+def test_constants_are_those_of_the_sources():
     for name, value, file in (
         ("THREADS", THREADS, "element.cuh"),
         ("WARP", WARP, "element.cuh"),
@@ -75,7 +71,7 @@ def test_constants_are_those_of_the_sources() -> None:
     assert f"map_elements<R, N, {update.FLIGHT}>" in (SOURCES / "update.cu").read_text()
 
 
-def test_small_maps_have_many_blocks_and_large_ones_many_rows_per_thread() -> None:
+def test_small_maps_have_many_blocks_and_large_ones_many_rows_per_thread():
     small, large = (columns(rows, 64, 4, summed=False) for rows in (2**11, 2**20))
     assert small.part_rows == ROWS * small.block[1]
     assert large.part_rows == MOST_ROWS * large.block[1]
@@ -84,7 +80,7 @@ def test_small_maps_have_many_blocks_and_large_ones_many_rows_per_thread() -> No
     assert team(WARP * HELD // 2 + 1, 2) == ("block", 1)
 
 
-def test_sizes_that_kernels_cannot_count_are_refused() -> None:
+def test_sizes_that_kernels_cannot_count_are_refused():
     channels = MOST_BLOCKS * WARP
     for lanes in (1, 4):
         assert columns(3, channels, lanes, summed=True).grid[1] <= MOST_BLOCKS

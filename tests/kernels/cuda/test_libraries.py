@@ -67,7 +67,7 @@ def fake_cupy(
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_libraries_that_are_installed_are_found_with_their_version(name: str) -> None:
+def test_libraries_that_are_installed_are_found_with_their_version(name):
     try:
         library = libraries.load(name)
     except Unavailable as error:
@@ -76,9 +76,7 @@ def test_libraries_that_are_installed_are_found_with_their_version(name: str) ->
     assert library.title in str(library)
 
 
-def test_a_library_that_does_not_fit_is_named_with_what_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_that_does_not_fit_is_named_with_what_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
     wanted, install = WANTED["cudnn"], "install it with 'pip'"
     old = Library("cuDNN", (8, 9, 7), "/opt/libcudnn.so.8", None)  # type: ignore[arg-type]
@@ -132,8 +130,8 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_library_that_is_missing_is_named_with_the_package_that_brings_it(
-    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    nothing_installed, monkeypatch
+):
     packages = {
         13000: ("nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-cuda-nvrtc", "nvidia-nccl-cu13"),
         12090: ("nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc-cu12"),
@@ -167,8 +165,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there i
     ],
 )
 def test_libraries_are_found_in_wheels_in_conda_and_in_a_toolkit(
-    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch, place: str, variable: str | None
-) -> None:
+    nothing_installed, monkeypatch, place, variable
+):
     folder = nothing_installed / place
     build(folder, "cudnn", 9, 91900, 13)
     if variable:
@@ -180,8 +178,8 @@ def test_libraries_are_found_in_wheels_in_conda_and_in_a_toolkit(
 
 @needs_compiler
 def test_wheels_come_before_a_toolkit_and_a_broken_file_is_passed_over(
-    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    nothing_installed, monkeypatch
+):
     build(nothing_installed / "toolkit" / "lib64", "nvrtc", 12, 120000, 12)
     wheel = nothing_installed / "nvidia" / "cuda_nvrtc" / "lib"
     monkeypatch.setenv("CUDA_PATH", str(nothing_installed / "toolkit"))
@@ -199,7 +197,7 @@ def test_wheels_come_before_a_toolkit_and_a_broken_file_is_passed_over(
 
 
 @needs_compiler
-def test_nvrtc_opens_its_builtins_by_name_wherever_they_are(nothing_installed: Path) -> None:
+def test_nvrtc_opens_its_builtins_by_name_wherever_they_are(nothing_installed):
     """The wheels for CUDA 13.0 find them only if they have been loaded."""
     wheel, name = nothing_installed / "nvidia" / "cu13" / "lib", "libnvrtc-builtins.so.13.99"
     build(wheel, "nvrtc", 13, 139900, 13)
@@ -221,15 +219,13 @@ def test_nvrtc_opens_its_builtins_by_name_wherever_they_are(nothing_installed: P
         ({"capability": "61"}, "GPU 0 has compute capability 6.1, and pydtnn needs 7.0 or newer"),
     ],
 )
-def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], sentence: str
-) -> None:
+def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(monkeypatch, machine, sentence):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(**machine))
     with pytest.raises(Unavailable, match=sentence):
         create_backend("cuda")
 
 
-def test_a_missing_cupy_gpu_and_setting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cupy_gpu_and_setting_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(gpus=2))
     assert libraries.usable_cupy(1) is sys.modules["cupy"]
     with pytest.raises(ValueError, match="there is no GPU 2; this process sees 2"):

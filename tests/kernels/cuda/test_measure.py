@@ -18,7 +18,7 @@ def xp() -> Any:
     return SimulatedCupy()
 
 
-def test_a_candidate_runs_once_and_then_from_a_graph(xp: Any) -> None:
+def test_a_candidate_runs_once_and_then_from_a_graph(xp):
     x, calls = xp.zeros(1, "float64"), []
 
     def work() -> None:
@@ -32,7 +32,7 @@ def test_a_candidate_runs_once_and_then_from_a_graph(xp: Any) -> None:
     assert calls == [False] + [True] * REPEATS
 
 
-def test_candidates_see_what_was_enqueued_before_them(xp: Any) -> None:
+def test_candidates_see_what_was_enqueued_before_them(xp):
     x, y = xp.zeros(1, "float64"), xp.zeros(1, "float64")
     x[...] = 7
 
@@ -44,7 +44,7 @@ def test_candidates_see_what_was_enqueued_before_them(xp: Any) -> None:
     assert float(y[0]) == 14
 
 
-def test_memory_of_candidates_is_given_back_when_all_are_measured(xp: Any) -> None:
+def test_memory_of_candidates_is_given_back_when_all_are_measured(xp):
     memory = DeviceMemory(xp)
     with Measure(xp, memory).session() as carry_out:
         for name in "ab":
@@ -53,7 +53,7 @@ def test_memory_of_candidates_is_given_back_when_all_are_measured(xp: Any) -> No
 
 
 @pytest.mark.parametrize("where", ["at once", "in a capture"])
-def test_what_fails_is_refused_and_the_next_is_measured(xp: Any, where: str) -> None:
+def test_what_fails_is_refused_and_the_next_is_measured(xp, where):
     memory = DeviceMemory(xp)
     x, measure = xp.zeros(1, "float64"), Measure(xp, memory)
 
@@ -71,7 +71,7 @@ def test_what_fails_is_refused_and_the_next_is_measured(xp: Any, where: str) -> 
     assert float(x[0]) == 3
 
 
-def test_nothing_is_touched_where_nothing_is_measured(xp: Any) -> None:
+def test_nothing_is_touched_where_nothing_is_measured(xp):
     measure = Measure(xp, DeviceMemory(xp))
     with xp.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()

@@ -22,7 +22,7 @@ def address(array: Any) -> int:
     return int(array.data.ptr)
 
 
-def test_arrays_of_a_graph_lie_where_nobody_allocates_outside_of_it(xp: Any) -> None:
+def test_arrays_of_a_graph_lie_where_nobody_allocates_outside_of_it(xp):
     memory = DeviceMemory(xp)
     with memory.apart():
         captured = address(xp.empty((MB,), "uint8"))  # and given back
@@ -33,7 +33,7 @@ def test_arrays_of_a_graph_lie_where_nobody_allocates_outside_of_it(xp: Any) -> 
         assert address(memory.zeros((MB,), "uint8")) == captured
 
 
-def test_memory_of_graphs_is_not_trimmed(xp: Any) -> None:
+def test_memory_of_graphs_is_not_trimmed(xp):
     memory = DeviceMemory(xp)
     with memory.apart():
         xp.empty((MB,), "uint8")
@@ -46,9 +46,7 @@ def test_memory_of_graphs_is_not_trimmed(xp: Any) -> None:
     assert memory.peak_held == MB
 
 
-def test_what_waits_outside_is_given_up_before_a_graph_runs_out_of_memory(
-    xp: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_outside_is_given_up_before_a_graph_runs_out_of_memory(xp, monkeypatch):
     memory, make = DeviceMemory(xp), xp.cuda.Memory
     xp.empty((2 * MB,), "uint8")
 
@@ -74,7 +72,7 @@ def test_what_waits_outside_is_given_up_before_a_graph_runs_out_of_memory(
     assert memory.held == kept.nbytes + MB // 2  # another error: nothing was given up
 
 
-def test_scratch_memory_is_allocated_once_and_stays_for_graphs_that_know_it(xp: Any) -> None:
+def test_scratch_memory_is_allocated_once_and_stays_for_graphs_that_know_it(xp):
     scratch = Scratch(xp)
     small = address(scratch.take(MB))
     assert address(scratch.take(MB)) == address(scratch.take(100)) == small
@@ -86,7 +84,7 @@ def test_scratch_memory_is_allocated_once_and_stays_for_graphs_that_know_it(xp: 
     assert scratch.nbytes == 3 * MB
 
 
-def test_scratch_memory_of_candidates_is_not_kept(xp: Any) -> None:
+def test_scratch_memory_of_candidates_is_not_kept(xp):
     scratch = Scratch(xp)
     with scratch.passing():
         assert scratch.take(MB).nbytes == MB
@@ -98,7 +96,7 @@ def test_scratch_memory_of_candidates_is_not_kept(xp: Any) -> None:
     assert scratch.nbytes == 100
 
 
-def test_streams_have_scratch_memory_of_their_own(xp: Any) -> None:
+def test_streams_have_scratch_memory_of_their_own(xp):
     scratch = Scratch(xp)
     here = address(scratch.take(MB))
     with xp.cuda.Stream(non_blocking=True):
@@ -106,5 +104,5 @@ def test_streams_have_scratch_memory_of_their_own(xp: Any) -> None:
     assert address(scratch.take(MB)) == here
 
 
-def test_arrays_are_zeros_where_they_are_asked_to_be(xp: Any) -> None:
+def test_arrays_are_zeros_where_they_are_asked_to_be(xp):
     np.testing.assert_array_equal(xp.asnumpy(DeviceMemory(xp).zeros((3, 2), "float32")), 0)

@@ -62,7 +62,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 @pytest.mark.parametrize("stand_in", [False], indirect=True)
-def test_a_source_is_compiled_with_its_headers_as_code_of_the_device(stand_in: StandIn) -> None:
+def test_a_source_is_compiled_with_its_headers_as_code_of_the_device(stand_in):
     assert compile_with_nvrtc(NAME, ARCH, "float32") == b"cubin"
     files, given = source_files(NAME), stand_in.given
     assert given["text"] == files.pop(f"{NAME}.cu")
@@ -72,13 +72,13 @@ def test_a_source_is_compiled_with_its_headers_as_code_of_the_device(stand_in: S
 
 
 @pytest.mark.parametrize("stand_in", [True], indirect=True)
-def test_what_the_compiler_says_is_told(stand_in: StandIn) -> None:
+def test_what_the_compiler_says_is_told(stand_in):
     with pytest.raises(RuntimeError, match=r"NVRTC cannot compile norm.cu: norm.cu\(20\): error"):
         compile_with_nvrtc(NAME, ARCH, "float32")
     assert not stand_in.programs
 
 
-def test_the_compiler_that_is_installed_compiles_our_kernels() -> None:
+def test_the_compiler_that_is_installed_compiles_our_kernels():
     pytest.importorskip("cupy_backends", reason="CuPy is not installed", exc_type=ImportError)
     try:
         libraries.load("nvrtc")

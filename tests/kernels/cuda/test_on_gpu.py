@@ -92,14 +92,12 @@ def check_convolutions(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", AWKWARD)
-def test_convolutions_agree_with_the_reference_and_with_themselves(
-    gpu: CudaBackend, rng: np.random.Generator, case: str, dtype: str
-) -> None:
+def test_convolutions_agree_with_the_reference_and_with_themselves(gpu, rng, case, dtype):
     batch, shape = AWKWARD[case]
     check_convolutions(gpu, batch, shape, operands(rng, batch, shape), dtype, TOLERANCE[dtype])
 
 
-def test_convolutions_in_tf32_stay_within_its_rounding(rng: np.random.Generator) -> None:
+def test_convolutions_in_tf32_stay_within_its_rounding(rng):
     backend = make(tf32=True)
     for case in AWKWARD:
         batch, shape = AWKWARD[case]
@@ -107,7 +105,7 @@ def test_convolutions_in_tf32_stay_within_its_rounding(rng: np.random.Generator)
         check_convolutions(backend, batch, shape, arrays, "float32", TF32_TOLERANCE)
 
 
-def test_cudnn_has_algorithms_for_the_layers_of_a_resnet(gpu: CudaBackend) -> None:
+def test_cudnn_has_algorithms_for_the_layers_of_a_resnet(gpu):
     for shape in (
         geometry((32, 32), 3, 16, (3, 3), padding=1),
         geometry((32, 32), 16, 16, (3, 3), padding=1),
@@ -122,9 +120,7 @@ def test_cudnn_has_algorithms_for_the_layers_of_a_resnet(gpu: CudaBackend) -> No
 
 
 @pytest.mark.parametrize("kernel", [name for name in MAKERS if name.startswith("pool")])
-def test_pooling_and_bins_agree_with_the_reference(
-    gpu: CudaBackend, rng: np.random.Generator, kernel: str
-) -> None:
+def test_pooling_and_bins_agree_with_the_reference(gpu, rng, kernel):
     for dtype in DTYPES:
         for case in cases(kernel, rng):
             check(gpu, case, dtype)
@@ -132,9 +128,7 @@ def test_pooling_and_bins_agree_with_the_reference(
 
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("network", ["residual", "pooled"])
-def test_every_step_of_a_model_agrees_with_the_reference(
-    gpu: CudaBackend, network: str, fuse: bool
-) -> None:
+def test_every_step_of_a_model_agrees_with_the_reference(gpu, network, fuse):
     expected, value = (
         results(trainer(backend, NETWORKS[network], fuse=fuse, graph=False), epochs=1)
         for backend in ("numpy", gpu)

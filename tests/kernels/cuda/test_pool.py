@@ -51,8 +51,8 @@ def blank(shape: tuple[int, ...], dtype: str) -> Any:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", CASES)
 def test_maxima_their_taps_and_means_are_those_of_the_reference(
-    family: Pool, rng: np.random.Generator, name: str, dtype: str, channels: int, index_type: str
-) -> None:
+    family, rng, name, dtype, channels, index_type
+):
     g = replace(CASES[name], channels=channels)
     x = rng.integers(0, 4, (3, *g.size, channels)).astype(dtype)  # many ties
     shape, finite = (3, *g.output, channels), on_device(x.copy())
@@ -80,9 +80,7 @@ def test_maxima_their_taps_and_means_are_those_of_the_reference(
         np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
 
 
-def test_more_images_than_blocks_are_taken_in_turns(
-    family: Pool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_images_than_blocks_are_taken_in_turns(family, rng, monkeypatch):
     monkeypatch.setattr(pool, "MOST_BLOCKS", 2)
     g = CASES["3x3 stride 2, padded"]
     x = on_device(rng.standard_normal((7, *g.size, 3)))

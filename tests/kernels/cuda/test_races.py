@@ -22,7 +22,7 @@ from pydtnn.kernels.dtypes import DTYPES
 from tests.kernels.every_kernel import IN_PLACE_ON_GPU, MAKERS, Case, cases, in_place
 from tests.simulated import kernels
 from tests.simulated.host import HostModule, on_device
-from tests.simulated.watched import Site, Watched, kernel_names, sites
+from tests.simulated.watched import Watched, kernel_names, sites
 
 pytestmark = pytest.mark.skipif(kernels.COMPILER is None, reason="there is no g++")
 
@@ -129,11 +129,11 @@ def all_kernels() -> Watched:
     return watched
 
 
-def test_no_kernel_has_a_race_or_uses_memory_that_is_not_its_own(all_kernels: Watched) -> None:
+def test_no_kernel_has_a_race_or_uses_memory_that_is_not_its_own(all_kernels):
     assert not all_kernels.findings
 
 
-def test_every_kernel_is_watched(all_kernels: Watched) -> None:
+def test_every_kernel_is_watched(all_kernels):
     missing = set()
     for name in source_names():
         element = "float32" if len(elements(name)) > 1 else "float64"
@@ -152,7 +152,7 @@ RUNS: dict[str, Run] = {
 
 
 @pytest.mark.parametrize("site", sites(), ids=str)
-def test_no_barrier_or_fence_can_be_left_out(all_kernels: Watched, site: Site) -> None:
+def test_no_barrier_or_fence_can_be_left_out(all_kernels, site):
     watched = Watched()
     RUNS[site.file](watched)
     assert not watched.findings
@@ -184,7 +184,7 @@ def call(all_kernels: Watched) -> Callable[..., Watched]:
 
 
 @pytest.mark.parametrize("name", ["right", "right_too"])
-def test_a_kernel_without_a_mistake_is_let_pass(call: Callable[..., Watched], name: str) -> None:
+def test_a_kernel_without_a_mistake_is_let_pass(call, name):
     assert not call(name).findings
 
 
@@ -194,14 +194,14 @@ def mistakes() -> list[str]:
 
 
 @pytest.mark.parametrize("name", mistakes())
-def test_a_mistake_is_found(call: Callable[..., Watched], name: str) -> None:
+def test_a_mistake_is_found(call, name):
     found = call(name, threads=48 if name == "diverged_lanes" else 64).findings
     assert {finding.kind for finding in found} == {name.split("_")[0]}
     if found[0].kind != "counters":
         assert "wrong.cu:" in found[0].what
 
 
-def test_threads_that_never_come_are_no_endless_loop() -> None:
+def test_threads_that_never_come_are_no_endless_loop():
     """Nor without the detector."""
     x = on_device(np.ones(128, "float32"))
     with pytest.raises(AssertionError, match="stuck_float32: 32 threads wait"):

@@ -42,7 +42,7 @@ def flag(value: float = 1.0) -> Any:
 
 
 @each("n", [1, 5, 700])
-def test_a_total_that_is_not_finite_stops_the_steps_for_good(update: Any, n: int) -> None:
+def test_a_total_that_is_not_finite_stops_the_steps_for_good(update, n):
     alive, go = flag(), flag(0)
     update.watch(on_device(np.ones(n)), alive, go)
     assert (alive[0], go[0]) == (1, 1)
@@ -58,9 +58,7 @@ def test_a_total_that_is_not_finite_stops_the_steps_for_good(update: Any, n: int
 
 @each("dtype", DTYPES)
 @each("n", [1, 1031, 5000])
-def test_gradients_lose_the_scale_and_tell_what_is_not_finite(
-    update: Any, rng: np.random.Generator, n: int, dtype: str
-) -> None:
+def test_gradients_lose_the_scale_and_tell_what_is_not_finite(update, rng, n, dtype):
     g = on_device(rng.normal(size=n).astype(dtype))
     expected, go = g / np.asarray(1024, dtype), flag()
     update.unscale(g, flag(1024.0), go)
@@ -76,9 +74,7 @@ def test_gradients_lose_the_scale_and_tell_what_is_not_finite(
     assert go[0] == 0, "whoever cleared it decides"
 
 
-def test_the_scale_of_the_loss_grows_after_good_steps_and_shrinks_after_a_bad_one(
-    update: Any,
-) -> None:
+def test_the_scale_of_the_loss_grows_after_good_steps_and_shrinks_after_a_bad_one(update):
     scale, good = flag(64.0), flag(0.0)
     seen = []
     for go in (1, 1, 1, 1, 1, 0, 0, 1, 1, 1):
@@ -93,7 +89,7 @@ def as_number(families_: Any, value: float) -> Any:
     return value if families_ is REFERENCE else on_device(np.array(value))
 
 
-def test_gradients_are_clipped_to_a_norm(families_: Any) -> None:
+def test_gradients_are_clipped_to_a_norm(families_):
     update = families_.update
     for square, limit, expected in (
         (16.0, 2.0, 0.5),
@@ -107,7 +103,7 @@ def test_gradients_are_clipped_to_a_norm(families_: Any) -> None:
             assert float(update.clip_factor(number, limit)) == expected
 
 
-def test_learning_rates_follow_the_norms(families_: Any) -> None:
+def test_learning_rates_follow_the_norms(families_):
     def trust(lr: float, w: float, u: float, factor: float, decay: float) -> float:
         options = {"factor": factor, "decay": decay}
         found = families_.update.trust(*(as_number(families_, v) for v in (lr, w, u)), **options)
@@ -122,9 +118,7 @@ def test_learning_rates_follow_the_norms(families_: Any) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_changes_while_the_flag_is_down(
-    emulated: Any, rng: np.random.Generator, dtype: str
-) -> None:
+def test_nothing_changes_while_the_flag_is_down(emulated, rng, dtype):
     betas = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8}
     schedule = {"mu": 0.8, "mu_next": 0.85, "mu_product": 0.7}
     arrays = [on_device(abs(rng.normal(size=1030)).astype(dtype)) for _ in range(4)]
@@ -150,9 +144,7 @@ def test_nothing_changes_while_the_flag_is_down(
 
 
 @needs_compiler
-def test_nothing_is_folded_while_the_flag_is_down_nor_for_a_layer_that_saw_nothing(
-    emulated: Any, rng: np.random.Generator
-) -> None:
+def test_nothing_is_folded_while_the_flag_is_down_nor_for_a_layer_that_saw_nothing(emulated, rng):
     sums, running = on_device(abs(rng.normal(5, 1, 7))), on_device(np.ones(6))
     sums[0] = 0
     indices = np.array([[0, 0, 0], [1, 2, 3], [4, 5, 6]])
@@ -164,7 +156,7 @@ def test_nothing_is_folded_while_the_flag_is_down_nor_for_a_layer_that_saw_nothi
         np.testing.assert_array_equal(sums, before * (1 - go))
 
 
-def test_folding_moves_means_and_unbiased_variances(rng: np.random.Generator) -> None:
+def test_folding_moves_means_and_unbiased_variances(rng):
     x = rng.normal(3, 2, (20, 2))
     sums = np.concatenate([[20], x.sum(axis=0), (x * x).sum(axis=0)])
     running, indices = np.array([1.0, 1, 2, 2]), np.array([[0, 0], [1, 2], [3, 4]])
@@ -178,9 +170,7 @@ def test_folding_moves_means_and_unbiased_variances(rng: np.random.Generator) ->
 @needs_compiler
 @each("accumulate", [False, True])
 @each("of, to", product(FLOATS, FLOATS))
-def test_arrays_are_converted(
-    emulated: Any, rng: np.random.Generator, of: str, to: str, accumulate: bool
-) -> None:
+def test_arrays_are_converted(emulated, rng, of, to, accumulate):
     for n, offset in ((4099, 0), (4099, 1), (0, 0)):
         x = on_device(rng.normal(size=n + offset).astype(of))[offset:]
         own, expected = (on_device(np.ones(n, to)) for _ in range(2))
@@ -192,7 +182,7 @@ def test_arrays_are_converted(
         np.testing.assert_allclose(*wide, rtol=twice)
 
 
-def test_what_is_beyond_the_range_becomes_infinite(families_: Any) -> None:
+def test_what_is_beyond_the_range_becomes_infinite(families_):
     out = on_device(np.empty(3, "float16"))
     families_.elementwise.convert(on_device(np.array([1e5, -1e5, 1], "float32")), out=out)
     np.testing.assert_array_equal(out, [math.inf, -math.inf, 1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,9 +78,7 @@ CASES: list[tuple[Any, dict[str, int], str]] = [
 
 
 @each(("plan", "axes", "words"), CASES)
-def test_a_plan_that_cannot_be_is_refused_on_every_rank(
-    plan: Any, axes: dict[str, int], words: str
-) -> None:
+def test_a_plan_that_cannot_be_is_refused_on_every_rank(plan, axes, words):
     told = refusal(plan, axes)
     assert re.search(words, told), told
 
@@ -94,12 +91,12 @@ def test_a_plan_that_cannot_be_is_refused_on_every_rank(
         ("spatial", "^Plan: no layer is cut along the axis a=2; give a plan"),
     ],
 )
-def test_stripes_of_volumes_are_refused(plan: Any, words: str) -> None:
+def test_stripes_of_volumes_are_refused(plan, words):
     told = refusal(plan, {"a": 2}, volumes)
     assert re.search(words, told), told
 
 
-def test_a_file_and_a_mapping_are_the_same_plan(tmp_path: Path) -> None:
+def test_a_file_and_a_mapping_are_the_same_plan(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_text("conv: {spatial: a}\n'*': {filter: a}\n")
     rules = {"conv": {"spatial": "a"}, "*": {"filter": "a"}}
@@ -118,6 +115,6 @@ def test_a_file_and_a_mapping_are_the_same_plan(tmp_path: Path) -> None:
         assert words in refusal(str(path), {"a": 2})
 
 
-def test_a_plan_requires_a_mesh() -> None:
+def test_a_plan_requires_a_mesh():
     with pytest.raises(ValueError, match=r"Model: a plan requires the ranks; use mesh=Mesh\(comm"):
         Model(images(), (6, 4, 2), plan="filter")

@@ -48,14 +48,14 @@ Axes = dict[str, int]
     ids=lambda mesh: "x".join(f"{axis}{n}" for axis, n in mesh.items()),
 )
 @pytest.mark.parametrize("net", NETS)
-def test_divided_experts_equal_serial_training(net: str, mesh: Axes) -> None:
+def test_divided_experts_equal_serial_training(net, mesh):
     plan = {"*": {"data": "m"}} if "m" in mesh else None
     check_plan(NETS[net], (LENGTH,), plan, meshes=[mesh], batch=5)
 
 
 @pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
 @each(("schedule", "mesh"), [("1f1b", {"pipeline": 2, "expert": 2}), ("zb_v", {"pipeline": 2})])
-def test_losses_of_routers_in_all_stages_count(schedule: str, mesh: Axes) -> None:
+def test_losses_of_routers_in_all_stages_count(schedule, mesh):
     net = partial(NETS["gshard"], tied=False)
     ranks, serial = int(np.prod([*mesh.values()])), train(Serial(), {}, net())
     own = {"micro_batches": 3, "pipeline_schedule": schedule}
@@ -64,7 +64,7 @@ def test_losses_of_routers_in_all_stages_count(schedule: str, mesh: Axes) -> Non
 
 
 @pytest.mark.mpi(2)
-def test_divided_experts_equal_serial_training_on_mpi(comm: Communicator) -> None:
+def test_divided_experts_equal_serial_training_on_mpi(comm):
     check_plan(NETS["gshard"], (LENGTH,), meshes=[{"expert": comm.size}], comm=comm, batch=5)
 
 
@@ -84,7 +84,7 @@ def train(
 
 @pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
 @each("axes", [{"expert": 3}, {"data": 2, "expert": 2}])
-def test_losses_are_those_of_one_rank_and_samples_may_be_few(axes: Axes) -> None:
+def test_losses_are_those_of_one_rank_and_samples_may_be_few(axes):
     ranks, net = int(np.prod([*axes.values()])), NETS["switch"]
     serial = train(Serial(), {}, net(), accumulation=3)
     for own in run_threads(ranks, lambda comm: train(comm, axes, net(), accumulation=3)):
@@ -95,7 +95,7 @@ def test_losses_are_those_of_one_rank_and_samples_may_be_few(axes: Axes) -> None
 
 
 @each("ranks", [2, 3])
-def test_rows_travel_to_their_experts_and_back(ranks: int) -> None:
+def test_rows_travel_to_their_experts_and_back(ranks):
     experts, width, samples, values = 5, 3, 7, 8
     x = np.random.default_rng(3).normal(size=(samples, LENGTH, width))
     net = partial(MixtureOfExperts, experts, 4, capacity=0.8, name="moe")
@@ -132,7 +132,7 @@ def test_rows_travel_to_their_experts_and_back(ranks: int) -> None:
 
 
 @each("ranks", [2, 4])
-def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: int) -> None:
+def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks):
     width, choices, samples, values = 6, 2, 8, 4
 
     def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
@@ -149,7 +149,7 @@ def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: in
 
 
 @each("ranks", [2, 3, 5])
-def test_operations_of_all_ranks_are_those_of_one(ranks: int) -> None:
+def test_operations_of_all_ranks_are_those_of_one(ranks):
     def rank(comm: Communicator) -> int:
         mesh = Mesh(comm, expert=ranks)
         model = Model(MixtureOfExperts(5, 4, name="moe"), (8, 6), mesh=mesh)
@@ -164,13 +164,13 @@ def test_operations_of_all_ranks_are_those_of_one(ranks: int) -> None:
 # -- refusals
 
 
-def test_fewer_experts_than_ranks_are_refused() -> None:
+def test_fewer_experts_than_ranks_are_refused():
     words = r"^block0\.moe\.experts: cannot be .* expert=3: experts must be at least the 3 ranks"
     with pytest.raises(ValueError, match=words):
         check_plan(partial(GPT, experts=2), (LENGTH,), meshes=[{"expert": 3}])
 
 
-def test_a_network_without_experts_is_refused() -> None:
+def test_a_network_without_experts_is_refused():
     words = "^Plan: expert divides the experts of a network, and this one has none; use data"
     with pytest.raises(ValueError, match=words):
         check_plan(partial(GPT), (LENGTH,), meshes=[{"expert": 2}])

@@ -39,7 +39,7 @@ def activities(comm: Communicator) -> list[tuple[Kind, str]]:
         return order.begun
 
 
-def test_a_shortcut_runs_while_the_main_branch_is_exchanged_which_ends_before_it_is_read() -> None:
+def test_a_shortcut_runs_while_the_main_branch_is_exchanged_which_ends_before_it_is_read():
     for begun in run_threads(2, activities):
         names = [name for kind, name in begun if kind is Kind.FORWARD]
         start, end = [i for i, name in enumerate(names) if name == EXCHANGE]

@@ -182,29 +182,29 @@ CUT = {
 @pytest.mark.parametrize(
     ("name", "strategy"), [(name, way) for way in CUT for name in CUT[way].split()]
 )
-def test_every_layer_is_cut(name: str, strategy: str, ranks: int) -> None:
+def test_every_layer_is_cut(name, strategy, ranks):
     axis = "model" if strategy == "data" else strategy
     check_plan(*NETS[name], strategy, meshes=[{axis: ranks}], batch=3)
 
 
-def test_a_sum_over_ranks_may_be_read_whole_and_in_parts() -> None:
+def test_a_sum_over_ranks_may_be_read_whole_and_in_parts():
     plan = {"a": {"channel": "model"}, "b": {"filter": "model"}}
     check_plan(ReadTwice(name=""), IMAGE, plan, meshes=[{"model": 2}], batch=3)
 
 
-def test_the_mean_of_a_map_that_is_cut_along_both_axes_is_that_of_all_parts() -> None:
+def test_the_mean_of_a_map_that_is_cut_along_both_axes_is_that_of_all_parts():
     net = [first(), ReLU(), GlobalAvgPool2d(), Linear(3)]
     check_plan(net, IMAGE, meshes=[{"spatial": 2, "width": 2}], batch=3)
 
 
 @each("batch", [1, 2])
-def test_a_batch_may_be_smaller_than_the_ranks(batch: int) -> None:
+def test_a_batch_may_be_smaller_than_the_ranks(batch):
     net = [first(), BatchNorm(), ReLU(), GlobalAvgPool2d(), Linear(3)]
     meshes = [{"model": 3}, {"data": 2, "model": 2}]
     check_plan(net, (5, 5, 2), "data", meshes=meshes, batch=batch)
 
 
-def test_a_part_of_the_network_may_be_frozen() -> None:
+def test_a_part_of_the_network_may_be_frozen():
     def freeze(model: Model) -> None:
         model.freeze("conv2d0", "*batchnorm1")
 
@@ -214,9 +214,7 @@ def test_a_part_of_the_network_may_be_frozen() -> None:
 
 @each(("backend", "dtype"), [("cpu", "float32"), ("numpy", "bfloat16")])
 @each("strategy", ["alternate", "spatial"])
-def test_other_types_are_as_near_to_float64_as_serially(
-    backend: str, dtype: str, strategy: str
-) -> None:
+def test_other_types_are_as_near_to_float64_as_serially(backend, dtype, strategy):
     x = np.random.default_rng(0).normal(size=(3, 9, 7, 3)).astype("float32")
     context = StepContext(training=True, samples=np.arange(3))
 

@@ -84,7 +84,7 @@ def net(own: Layer) -> Net:
     return Sequential(Conv2d(3, 3, padding=1), own, Conv2d(2, 3, padding=1), Flatten(), Linear(2))
 
 
-def test_a_layer_that_communicates_without_a_rule_is_refused_by_name() -> None:
+def test_a_layer_that_communicates_without_a_rule_is_refused_by_name():
     with pytest.raises(ValueError, match="mean: Centred communicates, so it must state along the"):
         check_plan(net(Centred(name="mean")), SHAPE, "spatial", meshes=[{"spatial": 2}])
 
@@ -97,20 +97,20 @@ def test_a_layer_that_communicates_without_a_rule_is_refused_by_name() -> None:
     run_threads(2, rank)
 
 
-def test_one_with_a_rule_computes_its_stripes() -> None:
+def test_one_with_a_rule_computes_its_stripes():
     check_plan(
         net(OnStripes()), SHAPE, "spatial", meshes=[{"spatial": 3}, {"data": 2, "spatial": 2}]
     )
 
 
-def test_without_ranks_a_layer_that_communicates_is_named() -> None:
+def test_without_ranks_a_layer_that_communicates_is_named():
     model = Model(net(OnStripes(name="mean")), SHAPE)
     calls = ((node, Sum(np.ones(1), ())) for node in model.graph.nodes if node.name == "mean")
     with pytest.raises(ValueError, match="mean: this layer exchanges arrays"):
         run_together([calls], None)  # type: ignore[list-item]
 
 
-def test_without_a_mesh_and_along_the_axis_of_samples_no_rule_is_needed() -> None:
+def test_without_a_mesh_and_along_the_axis_of_samples_no_rule_is_needed():
     Model(net(Centred()), SHAPE)
     run_threads(2, lambda comm: Model(net(Centred()), SHAPE, mesh=Mesh(comm, data=2)))
 
@@ -122,7 +122,7 @@ def test_without_a_mesh_and_along_the_axis_of_samples_no_rule_is_needed() -> Non
         (Forgetful, "Forgetful.follow: its result must be true or false, got None"),
     ],
 )
-def test_a_rule_that_is_incomplete_is_refused(own: Any, message: str) -> None:
+def test_a_rule_that_is_incomplete_is_refused(own, message):
     def rank(comm: Communicator) -> None:
         with pytest.raises((TypeError, ValueError), match=message):
             Model(net(own(name="own")), SHAPE, mesh=Mesh(comm, spatial=2))
@@ -131,7 +131,7 @@ def test_a_rule_that_is_incomplete_is_refused(own: Any, message: str) -> None:
 
 
 @each("strategy", ["spatial", "filter", "channel"])
-def test_a_layer_of_elements_follows_any_cut_and_nothing_is_gathered(strategy: str) -> None:
+def test_a_layer_of_elements_follows_any_cut_and_nothing_is_gathered(strategy):
     check_plan(net(Doubled()), SHAPE, strategy, meshes=[{strategy: 2}])
 
     def rank(comm: Communicator) -> None:

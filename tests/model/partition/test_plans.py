@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.layers import (
     BatchNorm,
     Conv2d,
@@ -61,13 +60,13 @@ def name_of(value: Any) -> str | None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("network", "plan", "mesh"), CASES, ids=name_of)
-def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
+def test_a_plan_equals_serial_training(network, plan, mesh):
     net, shape = (tall, (83, 5, 2)) if network == "tall" else (NETS[network], IMAGE)
     check_plan(net, shape, plan, meshes=[mesh], batch=3)
 
 
 @pytest.mark.mpi(2)
-def test_a_plan_equals_serial_training_on_mpi(comm: Communicator) -> None:
+def test_a_plan_equals_serial_training_on_mpi(comm):
     check_plan(NETS["projection"], IMAGE, "spatial", comm=comm, batch=3)
 
 
@@ -87,16 +86,16 @@ def shared() -> Sequential:
     ],
     ids=name_of,
 )
-def test_all_uses_of_a_layer_are_cut_in_the_same_way(plan: Any, mesh: Axes) -> None:
+def test_all_uses_of_a_layer_are_cut_in_the_same_way(plan, mesh):
     check_plan(shared, (9, 7, 2), plan, meshes=[mesh], batch=3)
 
 
-def test_a_use_that_cannot_be_cut_like_the_first_is_refused() -> None:
+def test_a_use_that_cannot_be_cut_like_the_first_is_refused():
     with pytest.raises(ValueError, match=r"^conv_1: .* it cannot be cut like conv, whose param"):
         check_plan(shared, (9, 7, 2), "spatial", meshes=[{"spatial": 4}])
 
 
-def test_axes_of_the_mesh_may_exchange_what_they_cut() -> None:
+def test_axes_of_the_mesh_may_exchange_what_they_cut():
     def net() -> list[Conv2d]:
         return [Conv2d(3, 3, padding=1, name=name) for name in ("one", "two", "three")]
 

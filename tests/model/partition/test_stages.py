@@ -66,7 +66,7 @@ def residual_net() -> Net:
     )
 
 
-def test_predictions_are_equal_on_all_ranks() -> None:
+def test_predictions_are_equal_on_all_ranks():
     x = np.random.default_rng(0).normal(size=(6, *SHAPE))
     expected = Model(residual_net(), SHAPE, dtype="float64").predict(x, batch_size=4)
 
@@ -85,7 +85,7 @@ def built(stages: int, plan: Any = None, net: Any = residual_net, **options: Any
     return run_threads(stages, rank)
 
 
-def test_stages_begin_at_the_named_layers_and_blocks() -> None:
+def test_stages_begin_at_the_named_layers_and_blocks():
     models = built(3, {"pipeline": ["block", "head"]})
     firsts = [model.layers[0].name for model in models]
     assert firsts == ["conv2d0", "block.body.conv2d0", "head"]
@@ -93,7 +93,7 @@ def test_stages_begin_at_the_named_layers_and_blocks() -> None:
     assert models[0].pipeline.stages[0].sends == models[1].pipeline.stages[0].receives
 
 
-def test_residual_edges_cross_a_cut_and_pass_through_stages() -> None:
+def test_residual_edges_cross_a_cut_and_pass_through_stages():
     models = built(4, {"pipeline": ["block.body.relu2", "block.body.conv2d3", "block.add"]})
     sent = [[value.name for value in model.pipeline.stages[0].sends] for model in models]
     assert sent == [
@@ -104,13 +104,13 @@ def test_residual_edges_cross_a_cut_and_pass_through_stages() -> None:
     ]
 
 
-def test_automatic_stages_do_not_separate_fused_layers() -> None:
+def test_automatic_stages_do_not_separate_fused_layers():
     for stages in (2, 3, 4):
         for model in built(stages)[1:]:
             assert not isinstance(model.layers[0], BatchNorm | ReLU | Add)
 
 
-def test_automatic_stages_minimise_the_largest() -> None:
+def test_automatic_stages_minimise_the_largest():
     def net() -> Net:
         return Sequential(*(Linear(width) for width in (64, 64, 64, 256, 64, 64)))
 
@@ -126,13 +126,13 @@ def test_automatic_stages_minimise_the_largest() -> None:
     ]
 
 
-def test_messages_are_the_arrays_that_cross_a_boundary() -> None:
+def test_messages_are_the_arrays_that_cross_a_boundary():
     graph = Model(Sequential(Linear(7), Residual(Linear(7)), Linear(2)), (5,)).graph
     sizes = [message_bytes(graph.nodes, graph.outputs, start) for start in range(2, 5)]
     assert sizes == [4 * 7, 4 * (7 + 7), 4 * 7]
 
 
-def test_messages_between_stages_have_other_tags_than_those_of_layers() -> None:
+def test_messages_between_stages_have_other_tags_than_those_of_layers():
     assert mesh.FIRST_TAG + mesh.TAGS <= stage.FIRST_TAG
     assert stage.FIRST_TAG + stage.TAGS <= MAX_TAG + 1
 
@@ -158,7 +158,7 @@ class Twice(Block):
         (3, None, Twice, "expected at most 2 stages .*, some of which share parameters, got 3"),
     ],
 )
-def test_plans_that_cannot_be_are_refused(stages: int, plan: Any, net: Any, message: str) -> None:
+def test_plans_that_cannot_be_are_refused(stages, plan, net, message):
     def rank(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=message):
             Model(net(), SHAPE, mesh=Mesh(comm, pipeline=stages), plan=plan)
@@ -166,7 +166,7 @@ def test_plans_that_cannot_be_are_refused(stages: int, plan: Any, net: Any, mess
     run_threads(stages, rank)
 
 
-def test_a_plan_with_stages_requires_the_axis() -> None:
+def test_a_plan_with_stages_requires_the_axis():
     def rank(comm: Communicator) -> None:
         for plan in ("pipeline", {"pipeline": ["block"]}):
             with pytest.raises(ValueError, match="pipeline requires an axis of the mesh"):
@@ -184,15 +184,13 @@ def test_a_plan_with_stages_requires_the_axis() -> None:
     ],
     ids=str,
 )
-def test_stages_equal_serial_training(plan: Any, meshes: Any) -> None:
+def test_stages_equal_serial_training(plan, meshes):
     report = check_plan(residual_net, SHAPE, plan, meshes=meshes)
     assert not any(row.refused for row in report.rows)
 
 
 @each("stages", [2, 4])
-def test_stages_of_a_network_of_several_inputs_and_outputs_equal_serial_training(
-    stages: int,
-) -> None:
+def test_stages_of_a_network_of_several_inputs_and_outputs_equal_serial_training(stages):
     check_plan(TwoHeads, (SHAPE, SHAPE), "pipeline", meshes=[{"pipeline": stages}], batch=3)
 
 
@@ -204,21 +202,19 @@ def test_stages_of_a_network_of_several_inputs_and_outputs_equal_serial_training
         (None, "zb_v", [{"pipeline": 2, "filter": 2}]),
     ],
 )
-def test_several_stages_per_rank_equal_serial_training(
-    plan: Any, schedule: str, meshes: Any
-) -> None:
+def test_several_stages_per_rank_equal_serial_training(plan, schedule, meshes):
     report = check_plan(residual_net, SHAPE, plan, meshes=meshes, pipeline_schedule=schedule)
     assert not any(row.refused for row in report.rows)
 
 
 @each("plan", ["pipeline", {"pipeline": ["block.body.relu2"]}])
-def test_two_directions_equal_serial_training(plan: Any) -> None:
+def test_two_directions_equal_serial_training(plan):
     options: Any = {"pipeline_schedule": "chimera", "training": True}
     (row,) = check_plan(residual_net, SHAPE, plan, meshes=[{"pipeline": 2}], **options).rows
     assert not row.refused
 
 
-def test_schedules_that_compute_gradients_of_parameters_twice_are_refused() -> None:
+def test_schedules_that_compute_gradients_of_parameters_twice_are_refused():
     def twice(rank: int, ranks: int, micro_batches: int) -> Any:
         own = zb_v(rank, ranks, micro_batches)
         return own + own[-1:]

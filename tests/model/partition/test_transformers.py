@@ -58,15 +58,15 @@ def name_of(mesh: Axes) -> str:
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("mesh", MESHES, ids=name_of)
 @pytest.mark.parametrize("net", NETS)
-def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
+def test_a_transformer_equals_serial_training(net, mesh):
     check_plan(*NETS[net], meshes=[mesh], batch=3)
 
 
-def test_ranks_with_other_numbers_of_heads_cut_positions_alike() -> None:
+def test_ranks_with_other_numbers_of_heads_cut_positions_alike():
     check_plan(*NETS["gpt"], meshes=[{"filter": 2, "context": 2}], batch=3)  # 2 heads and 1
 
 
-def test_a_transformer_in_stages_equals_serial_training() -> None:
+def test_a_transformer_in_stages_equals_serial_training():
     mesh = {"pipeline": 2, "tensor": 2}
     check_plan(*NETS["vit"], meshes=[mesh], batch=3)
     # One stage, by the embedding that gives the logits.
@@ -80,7 +80,7 @@ def test_a_transformer_in_stages_equals_serial_training() -> None:
     [{"tensor": 2}, {"context": 3}, {"context": 2, "tensor": 2}, {"pipeline": 2, "tensor": 3}],
     ids=name_of,
 )
-def test_groups_of_heads_equal_serial_training(mesh: Axes) -> None:
+def test_groups_of_heads_equal_serial_training(mesh):
     sizes: Any = {"depth": 2, "heads": 6, "groups": 3, "width": WIDTH}
     net = partial(llama, TOKENS, (LENGTH,), **sizes, tied="pipeline" not in mesh)
     check_plan(net, (LENGTH,), meshes=[mesh], batch=3)
@@ -88,7 +88,7 @@ def test_groups_of_heads_equal_serial_training(mesh: Axes) -> None:
 
 @pytest.mark.mpi(2)
 @each("axis", ["tensor", "context"])
-def test_a_transformer_equals_serial_training_on_mpi(comm: Communicator, axis: str) -> None:
+def test_a_transformer_equals_serial_training_on_mpi(comm, axis):
     check_plan(*NETS["gpt"], meshes=[{axis: 2}], comm=comm, batch=3)
 
 
@@ -126,7 +126,7 @@ def train(comm: Communicator, net: str, axes: Axes, **options: Any) -> tuple[Any
         ("gpt", {"tensor": 2, "context": 2}, {}),
     ],
 )
-def test_losses_of_parts_are_those_of_one_rank(net: str, axes: Axes, options: Any) -> None:
+def test_losses_of_parts_are_those_of_one_rank(net, axes, options):
     ranks = int(np.prod([*axes.values()]))
     losses, results, state, _ = train(Serial(), net, {}, **options)
     for own in run_threads(ranks, lambda comm: train(comm, net, axes, **options)):
@@ -143,7 +143,7 @@ def test_losses_of_parts_are_those_of_one_rank(net: str, axes: Axes, options: An
         assert (gathered < STEPS) is parts  # once to choose algorithms, or never
 
 
-def test_the_first_of_equal_scores_is_predicted_and_not_finite_ones_are_found() -> None:
+def test_the_first_of_equal_scores_is_predicted_and_not_finite_ones_are_found():
     x = np.zeros((4, LENGTH), "float32")
 
     def rank(comm: Communicator) -> float:
@@ -180,7 +180,7 @@ def sent_in_a_pass(comm: Communicator, axis: str, loss: int) -> dict[str, tuple[
 
 
 @each("ranks", [2, 5])
-def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
+def test_a_block_reduces_and_gathers_twice(ranks):
     sums = [
         "token",
         *(f"block{i}.{name}" for i in (0, 1) for name in ("attention.out_proj", "fc2")),
@@ -200,7 +200,7 @@ def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
 
 
 @each("ranks", [2, 5])
-def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
+def test_attention_of_positions_exchanges_twice(ranks):
     for place, sent in enumerate(run_threads(ranks, lambda c: sent_in_a_pass(c, "context", 16))):
         own = len(range(place, LENGTH, ranks))  # positions of this rank, and heads of 2 features
         there, back = own * (5 - own) * 2, (LENGTH - own) * own * 2
@@ -216,7 +216,7 @@ def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
 
 @each("causal", [False, True])
 @each("ranks", [2, 3, 4])
-def test_keys_and_values_travel_around_the_ring(ranks: int, causal: bool) -> None:
+def test_keys_and_values_travel_around_the_ring(ranks, causal):
     length, width = 8 * ranks, 4
     x = np.random.default_rng(1).normal(size=(N, length, width))
 
@@ -242,7 +242,7 @@ def test_keys_and_values_travel_around_the_ring(ranks: int, causal: bool) -> Non
 
 
 @each("ranks", [2, 3])
-def test_the_loss_sends_four_numbers_for_each_position(ranks: int) -> None:
+def test_the_loss_sends_four_numbers_for_each_position(ranks):
     for *_, sent in run_threads(ranks, lambda comm: train(comm, "gpt", {"tensor": ranks})):
         rows = STEPS * N * LENGTH
         assert sent["loss"] == (STEPS * (ranks - 1), (ranks - 1) * 4 * rows * S)
@@ -251,7 +251,7 @@ def test_the_loss_sends_four_numbers_for_each_position(ranks: int) -> None:
 # -- weights
 
 
-def test_weights_of_any_mesh_are_loaded_on_any_other(tmp_path: Path) -> None:
+def test_weights_of_any_mesh_are_loaded_on_any_other(tmp_path):
     def save(comm: Communicator, path: Path, **axes: int) -> dict[str, np.ndarray]:
         make, shape = NETS["gpt"]
         mesh = Mesh(comm, **axes)
@@ -279,7 +279,7 @@ def test_weights_of_any_mesh_are_loaded_on_any_other(tmp_path: Path) -> None:
 # -- refusals
 
 
-def test_networks_without_sequences_and_heads_that_two_axes_cut_are_refused() -> None:
+def test_networks_without_sequences_and_heads_that_two_axes_cut_are_refused():
     other = [Flatten(name="flatten"), Linear(3, name="fc")]
     with pytest.raises(ValueError, match=r"^fc: .* context=2: its output of shape \(3,\) is not"):
         check_plan(other, (4, 4, 2), meshes=[{"context": 2}])

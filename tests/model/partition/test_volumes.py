@@ -64,7 +64,7 @@ def both(messages: int, nbytes: float) -> tuple[int, int]:
 
 
 @each("p", [2, 4])
-def test_filters_gather_each_output_and_reduce_its_gradient(p: int) -> None:
+def test_filters_gather_each_output_and_reduce_its_gradient(p):
     def volume(values: int) -> tuple[int, int]:
         return both(p - 1, (p - 1) / p * N * values * S)
 
@@ -78,7 +78,7 @@ def test_filters_gather_each_output_and_reduce_its_gradient(p: int) -> None:
 
 
 @each("p", [2, 4])
-def test_channels_after_filters_exchange_nothing(p: int) -> None:
+def test_channels_after_filters_exchange_nothing(p):
     def volume(values: int) -> tuple[int, int]:
         return both(p - 1, (p - 1) / p * N * values * S)
 
@@ -90,7 +90,7 @@ def test_channels_after_filters_exchange_nothing(p: int) -> None:
         }
 
 
-def test_stripes_send_halos_sums_and_means() -> None:
+def test_stripes_send_halos_sums_and_means():
     p = 2
     for sent in count(p, {"spatial": p}):
         row = N * W * S  # of one channel; forward sends rows of x, backward rows of dy
@@ -103,7 +103,7 @@ def test_stripes_send_halos_sums_and_means() -> None:
         }
 
 
-def test_a_change_from_rows_to_samples_sends_each_block_once() -> None:
+def test_a_change_from_rows_to_samples_sends_each_block_once():
     p = 3
     plan = {"[ab]": {"spatial": "m"}, "*": {"data": "m"}}
     results = count(p, {"m": p}, plan)
@@ -115,7 +115,7 @@ def test_a_change_from_rows_to_samples_sends_each_block_once() -> None:
         assert moved == (2 * (p - 1), forward + backward)
 
 
-def test_the_summary_contains_layouts_parts_and_messages() -> None:
+def test_the_summary_contains_layouts_parts_and_messages():
     def rank(comm: Communicator) -> list[str]:
         model = Model(net(), (H, W, 3), mesh=Mesh(comm, spatial=2), fuse=False)
         return model.summary(N).splitlines()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from pydtnn.parallel.compression.floats import code_type, pack_bits, unpack_bits

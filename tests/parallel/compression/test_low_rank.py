@@ -85,7 +85,7 @@ def test_the_bytes_on_the_wire_are_those_of_two_thin_matrices(comm):
 @pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
 @each("again", [False, True])
-def test_more_trainings_than_mpi_has_groups_for_may_follow_each_other(comm, again) -> None:
+def test_more_trainings_than_mpi_has_groups_for_may_follow_each_other(comm, again):
     """MPICH has some 2,000, of which each training takes two."""
     sums = power_sgd()(comm)
     for _ in range(1200):

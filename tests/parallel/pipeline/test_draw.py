@@ -1,9 +1,5 @@
 """Pictures of pipeline schedules, and the command that draws and checks them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from pydtnn.parallel.pipeline import check
@@ -11,30 +7,28 @@ from pydtnn.parallel.pipeline.__main__ import main
 from pydtnn.parallel.pipeline.picture import draw
 
 
-def test_a_schedule_is_drawn_as_a_picture(tmp_path: Path) -> None:
+def test_a_schedule_is_drawn_as_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.png"
     assert main(["draw", "gpipe", "--ranks=2", "--micro-batches=2", f"--output={path}"]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_pictures_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must end in one of \.png, \.pdf, \.svg, got "):
         draw(tmp_path / "a.gif", "gpipe", check("gpipe", 2, 2))
     with pytest.raises(ValueError, match="at most 2048 actions in a picture, got 2400"):
         draw(tmp_path / "a.png", "gpipe", check("gpipe", 12, 100))
 
 
-def test_the_command_shows_and_proves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_and_proves(capsys):
     assert main(["draw", "1f1b", "--ranks=2", "--micro-batches=3"]) == 0
     assert "stage 1     f0 b0 b0 f1 b1 b1" in capsys.readouterr().out
     assert main(["check", "1f1b"]) == 0
     assert capsys.readouterr().out.startswith("correct: 1f1b: 4 stages, 8 micro-batches, 27 %")
 
 
-def test_the_command_refuses_a_broken_schedule_of_ones_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_a_broken_schedule_of_ones_own(tmp_path, capsys):
     source = tmp_path / "own.py"
     source.write_text(
         "from pydtnn.parallel.pipeline import backward, forward\n"

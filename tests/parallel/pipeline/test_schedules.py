@@ -34,9 +34,7 @@ PAPERS = [4, 8, 16]
 
 @each("stages", PAPERS)
 @each(("f", "b", "w"), [(1, 1, 1), (10, 12, 8), (10, 11, 10)])
-def test_stages_wait_as_long_as_in_the_formulas_of_papers(
-    stages: int, f: int, b: int, w: int
-) -> None:
+def test_stages_wait_as_long_as_in_the_formulas_of_papers(stages, f, b, w):
     """Qi et al., section 2.2, table 1, with the times of forward and of the halves of backward."""
     times = {"forward": f, "backward": b + w, "parameters": w}
     waiting = {name: check(name, stages, 3 * stages, **times).waiting for name in NAMES}
@@ -47,7 +45,7 @@ def test_stages_wait_as_long_as_in_the_formulas_of_papers(
         assert waiting["zb_h1"] <= 0.4 * waiting["1f1b"]
 
 
-def test_bubbles_and_values_kept_are_those_of_the_formulas_for_any_numbers() -> None:
+def test_bubbles_and_values_kept_are_those_of_the_formulas_for_any_numbers():
     for n, micro_batches in SIZES:
         done = {name: check(name, n, micro_batches) for name in (*NAMES, "interleaved:3")}
         for name in ("gpipe", "1f1b", "eager_1f1b"):
@@ -67,7 +65,7 @@ def test_bubbles_and_values_kept_are_those_of_the_formulas_for_any_numbers() -> 
 
 
 @each("name", NAMES)
-def test_backward_passes_are_in_the_order_of_the_samples(name: str) -> None:
+def test_backward_passes_are_in_the_order_of_the_samples(name):
     for stage in range(3):
         actions = actions_of(name, stage, 3, 5)
         for own in {action.stage for action in actions}:
@@ -78,7 +76,7 @@ def test_backward_passes_are_in_the_order_of_the_samples(name: str) -> None:
 
 @each("ranks", PAPERS)
 @each("chunks", [2, 3, 4])
-def test_interleaved_stages_divide_the_bubble_by_their_number(ranks: int, chunks: int) -> None:
+def test_interleaved_stages_divide_the_bubble_by_their_number(ranks, chunks):
     """Narayanan et al., section 2.2, and the values kept by each rank."""
     for micro_batches in (ranks, 3 * ranks):
         done = check(f"interleaved:{chunks}", ranks, micro_batches)
@@ -89,7 +87,7 @@ def test_interleaved_stages_divide_the_bubble_by_their_number(ranks: int, chunks
 
 
 @each("ranks", PAPERS)
-def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int) -> None:
+def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks):
     done = check("zb_v", ranks, 3 * ranks, forward=1, backward=2)
     assert done.waiting == 0
     assert done.duration == 2 * 3 * 3 * ranks + ranks - 1
@@ -97,7 +95,7 @@ def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int) -> None:
 
 
 @each("ranks", [2, *PAPERS])
-def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks: int) -> None:
+def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks):
     """Li and Hoefler, sections 3.1 and 3.5, table 2."""
     for units in (1, 2, 5):
         micro_batches = units * ranks
@@ -113,9 +111,7 @@ def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks: int)
 
 
 @each("ranks", [2, *PAPERS])
-def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_chimera(
-    ranks: int,
-) -> None:
+def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_chimera(ranks):
     for micro_batches in (2 * ranks, 5 * ranks):
         done = check("dualpipe", ranks, micro_batches, forward=1, backward=2)
         assert done.waiting == 0
@@ -125,13 +121,13 @@ def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_
 
 
 @each("schedule", ["gpipe", "1f1b", "zb_h1"])
-def test_the_slowest_stage_determines_the_time(schedule: str) -> None:
+def test_the_slowest_stage_determines_the_time(schedule):
     stages = [StageTime(1.0, 2.0), StageTime(2.0, 4.0)]
     done = carry_out(plan_of(schedule, 2, 100), lambda action: stages[action.stage])
     assert done.duration == max(done.ends) == pytest.approx(600, rel=0.02)
 
 
-def test_messages_delay_the_stages_that_wait_for_them() -> None:
+def test_messages_delay_the_stages_that_wait_for_them():
     fast, slow = (
         carry_out(plan_of("gpipe", 2, 1), lambda _: StageTime(1.0, 2.0, wire, wire)).duration  # noqa: B023
         for wire in (0.0, 0.5)
@@ -212,9 +208,7 @@ BROKEN: list[tuple[str, Callable[[Plan], Any], str]] = [
 
 
 @each(("name", "change", "message"), BROKEN)
-def test_the_checker_refuses_broken_plans(
-    name: str, change: Callable[[Plan], Any], message: str
-) -> None:
+def test_the_checker_refuses_broken_plans(name, change, message):
     ranks = {"zb_v": 2, "chimera": 4}.get(name, 3)
     plan = [[*actions_of(name, rank, ranks, 4)] for rank in range(ranks)]
     assert check(plan).micro_batches == 4
@@ -223,14 +217,14 @@ def test_the_checker_refuses_broken_plans(
         check(plan)
 
 
-def test_the_stages_of_each_rank_are_found_in_a_plan() -> None:
+def test_the_stages_of_each_rank_are_found_in_a_plan():
     for name, paths in (("zb_v", ((0, 1, 1, 0),)), ("chimera", ((0, 1), (1, 0)))):
         plan = [[*actions_of(name, rank, 2, 4)] for rank in range(2)]
         assert check(plan).owners.paths == paths
 
 
 @each("returned", [[], None, [("forward", 0)], [Action("update", 0)]])
-def test_functions_that_return_something_else_are_refused(returned: Any) -> None:
+def test_functions_that_return_something_else_are_refused(returned):
     words = "stage 0 lacks forward 0; add" if returned == [] else "lambda.*: .*actions"
     with pytest.raises((PipelineError, TypeError), match=words):
         check(lambda stage, stages, micro_batches: returned, 2, 2)
@@ -246,9 +240,7 @@ def test_functions_that_return_something_else_are_refused(returned: Any) -> None
         ("chimera", 1, ["stages 0, 1  f0  f1' b1' b0", "stages 0, 1  f1  f0' b0' b1"]),
     ],
 )
-def test_the_text_shows_when_each_stage_computes_what(
-    name: str, backward: int, expected: list[str]
-) -> None:
+def test_the_text_shows_when_each_stage_computes_what(name, backward, expected):
     lines = text(name, check(name, 2, 2, forward=1, backward=backward)).splitlines()
     assert lines[-2:] == expected
     halves = lines[1].endswith("b0: gradients of inputs, w0: of parameters")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import ElasticAveraging
 from pydtnn.training.trainer import Trainer
@@ -24,9 +23,7 @@ from tests.small_training import Recorder
 @pytest.mark.threads(1, 2, 3, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize(("period", "beta"), [(1, 1.0), (4, 0.9)])
-def test_it_is_the_symmetric_synchronous_variant(
-    comm: Communicator, period: int, beta: float
-) -> None:
+def test_it_is_the_symmetric_synchronous_variant(comm, period, beta):
     centre: np.ndarray = np.empty(0)
     alpha = beta / comm.size
 
@@ -47,7 +44,7 @@ def test_it_is_the_symmetric_synchronous_variant(
 
 
 @pytest.mark.threads(3)
-def test_what_is_evaluated_is_the_centre_and_ranks_go_on_with_their_own(comm: Communicator) -> None:
+def test_what_is_evaluated_is_the_centre_and_ranks_go_on_with_their_own(comm):
     def look(trainer: Trainer) -> None:
         own = trainer.model.buffers[0].values.copy()
         found = trainer.evaluate(data())["loss"]

@@ -31,7 +31,7 @@ def matrix(graph: str, size: int, step: int) -> np.ndarray:
 
 @each("graph", GRAPHS)
 @each("size", range(1, 18))
-def test_weights_are_doubly_stochastic_and_every_rank_is_reached(graph: str, size: int) -> None:
+def test_weights_are_doubly_stochastic_and_every_rank_is_reached(graph, size):
     product = np.eye(size)
     for step in range(2 * size):
         hops = GRAPHS[graph](size, step)
@@ -45,7 +45,7 @@ def test_weights_are_doubly_stochastic_and_every_rank_is_reached(graph: str, siz
 
 
 @each("size", [2, 4, 8, 16])
-def test_one_peer_graphs_of_a_power_of_2_are_an_exact_average_after_a_round(size: int) -> None:
+def test_one_peer_graphs_of_a_power_of_2_are_an_exact_average_after_a_round(size):
     product = np.eye(size)
     for step in range(size.bit_length() - 1):
         product = matrix("one_peer", size, step) @ product
@@ -56,7 +56,7 @@ def test_one_peer_graphs_of_a_power_of_2_are_an_exact_average_after_a_round(size
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_it_is_steps_followed_by_averages_with_neighbours(comm: Communicator, graph: str) -> None:
+def test_it_is_steps_followed_by_averages_with_neighbours(comm, graph):
     def step(number: int, w: np.ndarray, grads, samples: np.ndarray) -> None:
         scale = comm.size / samples.sum()
         w[:] = matrix(graph, comm.size, number) @ (w - 0.2 * grads(scale))
@@ -65,7 +65,7 @@ def test_it_is_steps_followed_by_averages_with_neighbours(comm: Communicator, gr
 
 
 @pytest.mark.threads(3)
-def test_pushed_parameters_are_averaged_by_their_weights(comm: Communicator) -> None:
+def test_pushed_parameters_are_averaged_by_their_weights(comm):
     exchange = GradientPush(comm)
     trainer = trainer_of(exchange, SGD(0.0))
     exchange.start(trainer.model.buckets)
@@ -77,7 +77,7 @@ def test_pushed_parameters_are_averaged_by_their_weights(comm: Communicator) -> 
 
 
 @each(("graph", "neighbours"), [("ring", 2), ("exponential", 3), ("one_peer", 1), ("complete", 5)])
-def test_a_rank_talks_to_its_neighbours_alone(graph: str, neighbours: int) -> None:
+def test_a_rank_talks_to_its_neighbours_alone(graph, neighbours):
     def rank(comm: Communicator) -> float:
         exchange = Gossip(comm, graph=graph)
         trainer = trainer_of(exchange, SGD(0.0))

@@ -21,9 +21,7 @@ from tests.parallel.schemes.course import (
 @pytest.mark.parametrize("hosts", ["a", "aaa", "aab", "abab", "abcd", "abbca"])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("rule", ["momentum", "clipped"])
-def test_any_layout_of_hosts_trains_as_one_rank_and_one_of_each_host_leads(
-    hosts: str, overlap: bool, rule: str
-) -> None:
+def test_any_layout_of_hosts_trains_as_one_rank_and_one_of_each_host_leads(hosts, overlap, rule):
     def rank(comm: Communicator) -> Any:
         exchange = Hierarchical(comm, overlap=overlap)
         trained = train(exchange, RULES[rule](), 2)

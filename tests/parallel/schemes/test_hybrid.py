@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 @pytest.mark.threads(4, 6)
 @every_scheme
-def test_exact_sums_give_the_bytes_of_one_rank(comm: Communicator, scheme: Any) -> None:
+def test_exact_sums_give_the_bytes_of_one_rank(comm, scheme):
     exact = {"exchange": {"sums": partial(ExactSums, shards=7)}, "batch": 7}
     losses, state = train(Serial(), AllReduce, "vit", **exact)
     ours, mine = train(comm, partial(scheme, copies=2), "vit", **exact)
@@ -51,7 +50,7 @@ def test_exact_sums_give_the_bytes_of_one_rank(comm: Communicator, scheme: Any) 
 
 @pytest.mark.threads(4, 6)
 @every_scheme
-def test_state_and_messages_are_those_of_the_formula(comm: Communicator, scheme: Any) -> None:
+def test_state_and_messages_are_those_of_the_formula(comm, scheme):
     """A copy divides the state; an update sends its parts, and ZeRO-3 gathers before."""
     exchange = scheme(comm, copies=2)
     trainer = trainer_of(exchange, Adam(0.1), metrics=())
@@ -84,7 +83,7 @@ def test_state_and_messages_are_those_of_the_formula(comm: Communicator, scheme:
 
 @each(("ranks", "copies"), [(3, 3), (6, 3)])
 @each("rule", ["adam", "clipped_lars"])
-def test_every_division_computes_what_one_rank_does(ranks: int, copies: int, rule: str) -> None:
+def test_every_division_computes_what_one_rank_does(ranks, copies, rule):
     def rank(comm: Communicator) -> Any:
         with comm:
             exchange = ShardedParameters(comm, copies=copies)
@@ -100,7 +99,7 @@ def test_every_division_computes_what_one_rank_does(ranks: int, copies: int, rul
     "axes",
     [{"data": 2, "shard": 2, "filter": 2}, {"shard": 2, "pipeline": 2}],
 )
-def test_the_axis_shard_is_one_of_samples(axes: dict[str, int]) -> None:
+def test_the_axis_shard_is_one_of_samples(axes):
     norm = "pipeline" not in axes
 
     def rank(comm: Communicator) -> Any:
@@ -115,7 +114,7 @@ def test_the_axis_shard_is_one_of_samples(axes: dict[str, int]) -> None:
     assert_equal_states(on_ranks(axes, rank), serial.model.state())
 
 
-def test_what_is_not_defined_is_refused_in_one_sentence() -> None:
+def test_what_is_not_defined_is_refused_in_one_sentence():
     def rank(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="copies must divide the 4 ranks, .* got 3$"):
             ShardedOptimizer(comm, copies=3)
@@ -131,7 +130,7 @@ def test_what_is_not_defined_is_refused_in_one_sentence() -> None:
     run_threads(4, rank)
 
 
-def test_the_command_line_divides_over_the_axis_shard(tmp_path: Path) -> None:
+def test_the_command_line_divides_over_the_axis_shard(tmp_path):
     given = [*TINY, "--parallel=data=2,shard=2"]
 
     def rank(comm: Communicator, *more: str) -> Any:
@@ -152,5 +151,5 @@ def test_the_command_line_divides_over_the_axis_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_check_scheme_passes() -> None:
+def test_check_scheme_passes():
     check_scheme(partial(ShardedParameters, copies=2), ranks=[4])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import ElasticAveraging, LocalSGD, PostLocalSGD
 from pydtnn.training.trainer import Trainer
@@ -28,18 +27,14 @@ from tests.small_training import Recorder, checksums
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_local_sgd_with_period_1_is_serial_sgd_uneven_tails_included(
-    comm: Communicator, decay: float
-) -> None:
+def test_local_sgd_with_period_1_is_serial_sgd_uneven_tails_included(comm, decay):
     ours = train(LocalSGD(comm, period=1), SGD(0.2, weight_decay=decay))
     assert_close(ours, train_serially(SGD(0.2, weight_decay=decay)))
 
 
 @pytest.mark.threads(1, 3, 4)
 @each("period", [3, 8])
-def test_local_sgd_is_what_independent_ranks_and_averages_by_samples_give(
-    comm: Communicator, period: int
-) -> None:
+def test_local_sgd_is_what_independent_ranks_and_averages_by_samples_give(comm, period):
     seen = np.zeros(comm.size)
 
     def step(number: int, w: np.ndarray, grads, samples: np.ndarray) -> np.ndarray:
@@ -56,7 +51,7 @@ def test_local_sgd_is_what_independent_ranks_and_averages_by_samples_give(
 @pytest.mark.threads(3)
 @each("rule", ["momentum", "adam"])
 @each("scheme", [LocalSGD, PostLocalSGD, ElasticAveraging])
-def test_a_rank_without_samples_makes_no_update(comm: Communicator, scheme, rule: str) -> None:
+def test_a_rank_without_samples_makes_no_update(comm, scheme, rule):
     """The last batch of an epoch is one sample: on all ranks but one nothing is to be learned."""
     seen = [0]
     values = [np.empty(0)]
@@ -78,9 +73,7 @@ def test_a_rank_without_samples_makes_no_update(comm: Communicator, scheme, rule
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rule", RULES)
-def test_post_local_sgd_is_synchronous_at_first_with_any_rule(
-    comm: Communicator, rule: str
-) -> None:
+def test_post_local_sgd_is_synchronous_at_first_with_any_rule(comm, rule):
     trainer = trainer_of(PostLocalSGD(comm, after=15, period=4), RULES[rule]())
     assert_close(fit(trainer), train_serially(RULES[rule]()))
     states = comm.gather_object(checksums(trainer.optimizer.state()))
@@ -88,9 +81,7 @@ def test_post_local_sgd_is_synchronous_at_first_with_any_rule(
 
 
 @pytest.mark.threads(3)
-def test_post_local_sgd_is_local_afterwards_and_states_of_optimizers_differ(
-    comm: Communicator,
-) -> None:
+def test_post_local_sgd_is_local_afterwards_and_states_of_optimizers_differ(comm):
     met = []
 
     def look(trainer: Trainer) -> None:

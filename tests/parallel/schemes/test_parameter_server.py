@@ -1,18 +1,15 @@
 """The parameter server computes what all-reduce does, by messages to and from servers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.schemes import ParameterServer
 from tests.parallel.schemes.course import RULES, assert_close, train, train_serially, trainer_of
 
 
 @pytest.mark.threads(2, 3)
-def test_each_bucket_has_one_server_and_servers_have_as_much(comm: Communicator) -> None:
+def test_each_bucket_has_one_server_and_servers_have_as_much(comm):
     trainer = trainer_of(ParameterServer(comm), Adam(), bucket_bytes=1)
     served = np.zeros(comm.size, int)
     for bucket in trainer.model.buckets:
@@ -25,7 +22,7 @@ def test_each_bucket_has_one_server_and_servers_have_as_much(comm: Communicator)
 
 
 @pytest.mark.threads(3)
-def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm: Communicator) -> None:
+def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm):
     exchange = ParameterServer(comm)
     trainer = trainer_of(exchange, Adam())
     exchange.start(trainer.model.buckets)
@@ -45,8 +42,6 @@ def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm: Communi
 @pytest.mark.parametrize(
     ("rule", "bucket_bytes"), [*zip(RULES, [300, 1, 1 << 20, 1, 300, 1, 1 << 20], strict=True)]
 )  # more and fewer than servers
-def test_every_rule_computes_what_it_does_serially(
-    comm: Communicator, rule: str, bucket_bytes: int
-) -> None:
+def test_every_rule_computes_what_it_does_serially(comm, rule, bucket_bytes):
     ours = train(ParameterServer(comm), RULES[rule](), 2, bucket_bytes=bucket_bytes)
     assert_close(ours, train_serially(RULES[rule](), 2))

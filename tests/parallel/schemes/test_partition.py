@@ -14,7 +14,7 @@ from tests.each import each
 from tests.parallel.schemes.course import fit, trainer_of
 
 
-def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng: np.random.Generator) -> None:
+def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng):
     for _ in range(300):
         size = int(rng.integers(1, 9))
         places = np.append(0, np.cumsum(rng.integers(1, 50, rng.integers(1, 12))))
@@ -27,7 +27,7 @@ def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng: np.random.Gen
 
 @each("scheme", [ShardedOptimizer, ParameterServer])
 @each("after", [0, 1])
-def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) -> None:
+def test_parts_of_another_model_are_refused_on_every_rank(scheme, after):
     """One exchange for two trainers: the later one's optimizer has made other parts."""
 
     def rank(comm: Communicator) -> None:
@@ -52,9 +52,7 @@ def places(kind: str, rng: np.random.Generator) -> np.ndarray:
 
 @each(("kind", "most"), [("anywhere", 2), ("nowhere", 100), ("parameters", 200)])
 @each("size", [1, 2, 3, 8])
-def test_loads_stay_within_a_parameter_of_each_other(
-    kind: str, most: int, size: int, rng: np.random.Generator
-) -> None:
+def test_loads_stay_within_a_parameter_of_each_other(kind, most, size, rng):
     loads = np.zeros(size, int)
     for _ in range(40):
         loads += level(loads, places(kind, rng))

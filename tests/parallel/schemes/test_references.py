@@ -74,9 +74,7 @@ def long_run(scheme: str, options: dict[str, Any], rule: str, ranks: int) -> Dra
 @pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("scheme", "options", "rule"), CASES)
-def test_200_steps_are_those_of_the_method_in_numpy(
-    scheme: str, options: dict[str, Any], rule: str, ranks: int
-) -> None:
+def test_200_steps_are_those_of_the_method_in_numpy(scheme, options, rule, ranks):
     drawn = long_run(scheme, options, rule, ranks)
     (expected, *_), history = drawn.reference()
     for ours, logs in run_threads(ranks, drawn.train):
@@ -110,14 +108,14 @@ class DiLoCoWithoutAverage(DiLoCo):
         self.met = True
 
 
-def test_one_bit_adam_requires_adamw() -> None:
+def test_one_bit_adam_requires_adamw():
     for rule in (SGD(0.1), Adam(0.1), AdamW(0.1, clip_norm=1.0)):
         with pytest.raises(ValueError, match="OneBitAdam: expected AdamW without clip_norm, got"):
             trainer_of(OneBitAdam(Serial()), rule)
 
 
 @pytest.mark.long
-def test_one_bit_adam_continues_in_the_same_bytes() -> None:
+def test_one_bit_adam_continues_in_the_same_bytes():
     options: dict[str, Any] = {"equal_to_serial": False, "optimizer": lambda: AdamW(0.02)}
     check_scheme(partial(OneBitAdam, warm_up=4), ranks=[3], **options)
 
@@ -153,7 +151,7 @@ def counted(comm: Communicator, name: str, options: dict[str, Any], steps: int) 
 
 
 @pytest.mark.threads(1, 3)
-def test_schemes_send_what_their_formulas_say(comm: Communicator) -> None:
+def test_schemes_send_what_their_formulas_say(comm):
     buckets = trainer_of(create_scheme("allreduce", comm), SGD(0.1)).model.buckets
     b, n, p = len(buckets), sum(bucket.values.nbytes for bucket in buckets), comm.size
     assert b > 1
@@ -187,7 +185,7 @@ N = 7 * 5 + 7 + 7 + 7 + 6 * 7 + 6 + 3 * 6 + 3
 
 
 @pytest.mark.threads(1, 3)
-def test_compressors_send_what_their_formulas_say(comm: Communicator) -> None:
+def test_compressors_send_what_their_formulas_say(comm):
     """Votes to a server and back; of DGC, indices and values to all others."""
     p, k = comm.size, int(np.ceil(0.1 * N))
     parts = np.array([-(-len(part) // 5) for part in np.array_split(np.zeros(N), p)])
@@ -202,7 +200,7 @@ def test_compressors_send_what_their_formulas_say(comm: Communicator) -> None:
     assert sent == (2 * (p - 1), (p - 1) * (lengths + message))
 
 
-def test_check_scheme_compares_each_step_with_the_reference() -> None:
+def test_check_scheme_compares_each_step_with_the_reference():
     options: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False}
     options |= {"reference": reference("gradient_push", graph="random")}
     check_scheme(GradientPush, ranks=[3], optimizer=lambda: SGD(0.02), **options)
@@ -215,7 +213,7 @@ def test_check_scheme_compares_each_step_with_the_reference() -> None:
         (DiLoCoWithoutState, r"resumed .* load\(\) must include all"),
     ],
 )
-def test_check_scheme_refuses_broken_variants(broken: Any, sentence: str) -> None:
+def test_check_scheme_refuses_broken_variants(broken, sentence):
     options: dict[str, Any] = {"equal_to_serial": False, "optimizer": lambda: SGD(0.02)}
     method = reference("diloco", **KEPT)
     with pytest.raises(AssertionError, match=sentence):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback
-from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm import Serial, run_threads
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.schemes import SCHEMES, create_scheme
@@ -40,9 +38,7 @@ every_scheme = each(("name", "options"), CASES)
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[1]])
-def test_every_scheme_keeps_the_contract_with_options_too(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_every_scheme_keeps_the_contract_with_options_too(name, options):
     check_scheme(
         lambda comm: create_scheme(name, comm, **options),
         ranks=[4],
@@ -56,8 +52,8 @@ def test_every_scheme_keeps_the_contract_with_options_too(
 @pytest.mark.mpi(2)
 @every_scheme
 def test_ranks_are_equal_where_the_scheme_says_so_and_a_resumed_run_ends_in_the_same_bytes(
-    comm: Communicator, name: str, options: dict[str, Any], shared_path: Path
-) -> None:
+    comm, name, options, shared_path
+):
     """The run has batch norm, dropout and augmentation; it is saved within an epoch."""
     own = shared_path / "-".join(map(str, (name, *options.values())))
 
@@ -87,9 +83,7 @@ def test_ranks_are_equal_where_the_scheme_says_so_and_a_resumed_run_ends_in_the_
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @every_scheme
-def test_a_step_that_is_abandoned_leaves_no_trace(
-    comm: Communicator, name: str, options: dict[str, Any]
-) -> None:
+def test_a_step_that_is_abandoned_leaves_no_trace(comm, name, options):
     def run(bad_step: int) -> bytes:
         trainer = trainer_of(create_scheme(name, comm, **options), SGD(0.1, momentum=0.9))
         trainer.exchange.start(trainer.model.buckets)
@@ -108,7 +102,7 @@ def test_a_step_that_is_abandoned_leaves_no_trace(
 
 
 @each("name", SCHEMES)
-def test_schemes_that_sum_gradients_can_be_compressed_and_no_others(name: str) -> None:
+def test_schemes_that_sum_gradients_can_be_compressed_and_no_others(name):
     sums = create_sums("sign")
     if SCHEMES[name].sums_gradients:
         (trained,) = run_threads(1, lambda comm: train(create_scheme(name, comm, sums=sums), SGD()))
@@ -132,12 +126,12 @@ def test_schemes_that_sum_gradients_can_be_compressed_and_no_others(name: str) -
         ("stale", {"delay": -1}, "StaleGradients: delay must be at least 0, got -1"),
     ],
 )
-def test_wrong_options_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_refused(name, options, words):
     with pytest.raises((TypeError, ValueError), match=words):
         create_scheme(name, Serial(), **options)
 
 
-def test_names_have_any_capitals_and_options_of_one_scheme_are_not_those_of_another() -> None:
+def test_names_have_any_capitals_and_options_of_one_scheme_are_not_those_of_another():
     first, second = (create_scheme("Local-SGD", Serial(), **o) for o in ({"period": 3}, {}))
     assert (first.period, second.period) == (3, 8)
     second.period = 5

@@ -1,11 +1,8 @@
 """The sharded optimizer computes what all-reduce does, with a part of its state on each rank."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.optimizers import LAMB, Adam
 from pydtnn.parallel.schemes import ShardedOptimizer
 from tests.parallel.schemes.course import (
@@ -18,7 +15,7 @@ from tests.parallel.schemes.course import (
 
 
 @pytest.mark.threads(1, 2, 3)
-def test_rules_that_need_whole_parameters_get_them(comm: Communicator) -> None:
+def test_rules_that_need_whole_parameters_get_them(comm):
     trainer = trainer_of(ShardedOptimizer(comm), LAMB(), bucket_bytes=400)
     loads = np.zeros(comm.size, int)
     for bucket in trainer.model.buckets:
@@ -37,17 +34,13 @@ def test_rules_that_need_whole_parameters_get_them(comm: Communicator) -> None:
 @pytest.mark.parametrize(
     ("rule", "bucket_bytes"), [*zip(RULES, [300, 1, 1 << 20, 1, 300, 1, 1 << 20], strict=True)]
 )
-def test_every_rule_computes_what_it_does_serially(
-    comm: Communicator, rule: str, bucket_bytes: int
-) -> None:
+def test_every_rule_computes_what_it_does_serially(comm, rule, bucket_bytes):
     ours = train(ShardedOptimizer(comm), RULES[rule](), 2, bucket_bytes=bucket_bytes)
     assert_close(ours, train_serially(RULES[rule](), 2))
 
 
 @pytest.mark.threads(1, 4)
-def test_a_rank_keeps_its_part_of_the_state_and_sends_as_much_as_an_allreduce(
-    comm: Communicator,
-) -> None:
+def test_a_rank_keeps_its_part_of_the_state_and_sends_as_much_as_an_allreduce(comm):
     exchange = ShardedOptimizer(comm)
     trainer = trainer_of(exchange, Adam(), metrics=(), bucket_bytes=1 << 20)
     (bucket,), whole = trainer.model.buckets, trainer.model.buffers[0]

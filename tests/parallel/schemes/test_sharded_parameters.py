@@ -66,7 +66,7 @@ def train(comm: Communicator, scheme: Any, name: str, **options: Any) -> tuple[A
 @pytest.mark.threads(3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", NETS)
-def test_three_steps_equal_serial_ones(comm: Communicator, name: str) -> None:
+def test_three_steps_equal_serial_ones(comm, name):
     """And have the bytes of the sharded optimizer."""
     expected = train(Serial(), AllReduce, name)
     before = train(comm, ShardedOptimizer, name)
@@ -88,7 +88,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.threads(3)
 @each("case", CASES)
-def test_options_change_nothing(comm: Communicator, case: str) -> None:
+def test_options_change_nothing(comm, case):
     before = train(comm, ShardedOptimizer, "gpt", **CASES[case])
     for scheme in SCHEMES:
         losses, state = train(comm, scheme, "gpt", **CASES[case])
@@ -103,9 +103,7 @@ def test_options_change_nothing(comm: Communicator, case: str) -> None:
     ("dtype", "name", "case"),
     [("bfloat16", "resnet8", "accumulation"), ("float16", "vit", "recomputation")],
 )
-def test_16_bit_models_have_the_bytes_of_the_sharded_optimizer(
-    comm: Communicator, dtype: str, name: str, case: str
-) -> None:
+def test_16_bit_models_have_the_bytes_of_the_sharded_optimizer(comm, dtype, name, case):
     options = {"dtype": dtype, "bucket_bytes": 20000, **CASES[case]}
     losses, state = train(comm, ShardedOptimizer, name, **options)
     assert losses[0] != losses[2]
@@ -126,7 +124,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", EXACT)
-def test_exact_sums_give_the_bytes_of_one_rank(comm: Communicator, name: str) -> None:
+def test_exact_sums_give_the_bytes_of_one_rank(comm, name):
     """Ranks have different numbers of shards, and in the last step some have none."""
     dtype, more = EXACT[name]
     exact = {"sums": partial(ExactSums, shards=5)}
@@ -152,7 +150,7 @@ class Counted(ShardedParameters):
 
 
 @pytest.mark.threads(4)
-def test_messages_are_those_of_the_formula(comm: Communicator) -> None:
+def test_messages_are_those_of_the_formula(comm):
     """Each part is sent to the others for forward, for backward, and as a sum of gradients.
 
     The last bucket of forward is the first of backward.
@@ -181,7 +179,7 @@ def test_messages_are_those_of_the_formula(comm: Communicator) -> None:
             assert np.count_nonzero(array) == np.count_nonzero(array[own]) > 0
 
 
-def test_memory_that_is_released_is_not_resident() -> None:
+def test_memory_that_is_released_is_not_resident():
     array = Model(Linear(4), (4,)).backend.zeros((1 << 20,), np.dtype("float32"))
     array[:] = 1
     before = resident()
@@ -199,7 +197,7 @@ def resident() -> int:
     return int(path.read_text().split()[1]) * 4096
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_what_cannot_be_divided_is_refused():
     model = Model(Linear(3), (4,), formats="weights=e4m3")
     with pytest.raises(ValueError, match="a format of weights rounds whole matrices, got Sharded"):
         Trainer(model, SGD(0.1), exchange=ShardedParameters(Serial()))
@@ -216,8 +214,8 @@ def test_what_cannot_be_divided_is_refused() -> None:
     ],
 )
 def test_training_continues_on_other_numbers_of_ranks_and_copies(
-    scheme: Any, rule: Any, begun: int, sizes: Any, tmp_path: Path
-) -> None:
+    scheme, rule, begun, sizes, tmp_path
+):
     def begin(comm: Communicator) -> None:
         trainer = trainer_of(scheme(comm), rule(0.02))
         fit(trainer, 1)
@@ -244,6 +242,6 @@ class Missing(ShardedParameters):
         super().start_gather(bucket)
 
 
-def test_a_parameter_that_is_not_gathered_is_refused_with_its_name() -> None:
+def test_a_parameter_that_is_not_gathered_is_refused_with_its_name():
     with pytest.raises(AssertionError, match=r"Missing on 2 ranks: .* (first|second)\.[wb]"):
         check_scheme(Missing, ranks=[2])

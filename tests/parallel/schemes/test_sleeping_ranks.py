@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ def run(scheme: Scheme, sleeper: int, steps: range = range(STEPS)) -> list[Watch
         import_object("examples/asynchronous_scheme.py:AsynchronousGossip", "scheme"),
     ],
 )
-def test_a_rank_beside_one_that_sleeps_takes_its_own_time_without_messages(scheme) -> None:
+def test_a_rank_beside_one_that_sleeps_takes_its_own_time_without_messages(scheme):
     usual, beside = (run(scheme, sleeper)[0] for sleeper in (-1, RANKS - 1))
     alone, found = (watch.times[-2] - watch.times[3] for watch in (usual, beside))
     assert 0 < found <= 1.2 * alone
@@ -99,7 +98,7 @@ def test_a_rank_beside_one_that_sleeps_takes_its_own_time_without_messages(schem
     assert beside.times[-1] - beside.times[-2] > SLEEP
 
 
-def test_local_sgd_waits_when_it_averages_and_sums_the_losses_then() -> None:
+def test_local_sgd_waits_when_it_averages_and_sums_the_losses_then():
     watch = run(lambda comm: LocalSGD(comm, period=5), RANKS - 1)[0]
     waited = np.diff(watch.times, prepend=0) > SLEEP
     assert [*np.flatnonzero(waited)] == [4, 9]
@@ -116,7 +115,7 @@ def late_after(scheme: Scheme, sleeper: int, slept: int) -> np.ndarray:
     return found - usual > SLEEP / 2
 
 
-def test_gossip_delays_neighbours_and_their_neighbours_one_step_later() -> None:
+def test_gossip_delays_neighbours_and_their_neighbours_one_step_later():
     sleeper, slept = 3, 2
     late = late_after(Gossip, sleeper, slept)
     distance = np.minimum(np.arange(RANKS) - sleeper, sleeper - np.arange(RANKS)) % RANKS
@@ -126,7 +125,7 @@ def test_gossip_delays_neighbours_and_their_neighbours_one_step_later() -> None:
         np.testing.assert_array_equal(late[:, step], expected, err_msg=f"step {step}")
 
 
-def test_a_rank_that_is_stale_synchronous_waits_when_it_is_staleness_steps_ahead() -> None:
+def test_a_rank_that_is_stale_synchronous_waits_when_it_is_staleness_steps_ahead():
     slept = 2
     late = late_after(StaleSynchronous, RANKS - 1, slept)
     for step in range(STEPS - 1):  # the last one sums the losses
@@ -152,9 +151,7 @@ def fit_uneven(exchange: GradientExchange, *callbacks: Callback, bad: bool = Fal
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2, 3)
 @each("scheme", [Gossip, GradientExchange, lambda comm: LocalSGD(comm, period=3)])
-def test_losses_and_history_are_those_of_all_ranks_at_the_end_of_an_epoch(
-    comm: Communicator, scheme: Scheme
-) -> None:
+def test_losses_and_history_are_those_of_all_ranks_at_the_end_of_an_epoch(comm, scheme):
     """They are equal on all ranks, and have the bytes of losses that every step sums."""
     own: list[int] = []
     trainer = fit_uneven(scheme(comm), Recorder(lambda trainer: own.append(trainer.own_steps)))
@@ -169,9 +166,7 @@ def test_losses_and_history_are_those_of_all_ranks_at_the_end_of_an_epoch(
 
 
 @pytest.mark.threads(2)
-def test_a_checkpoint_within_an_epoch_has_the_sums_of_all_ranks(
-    comm: Communicator, tmp_path: Path
-) -> None:
+def test_a_checkpoint_within_an_epoch_has_the_sums_of_all_ranks(comm, tmp_path):
     def save(trainer: Trainer) -> None:
         if trainer.step == 3 and trainer.epoch == 0:
             save_checkpoint(tmp_path, trainer)
@@ -186,7 +181,7 @@ def test_a_checkpoint_within_an_epoch_has_the_sums_of_all_ranks(
 
 
 @pytest.mark.threads(2)
-def test_the_progress_line_says_which_losses_are_of_rank_0_only(comm: Communicator) -> None:
+def test_the_progress_line_says_which_losses_are_of_rank_0_only(comm):
     file = io.StringIO()
     trainer = fit_uneven(LocalSGD(comm, period=2), ProgressBar(file, interval=0.0, style="plain"))
     if comm.rank == 0:
@@ -199,7 +194,7 @@ def test_the_progress_line_says_which_losses_are_of_rank_0_only(comm: Communicat
         assert f"loss {trainer.history[0]['loss']:.4f}" in end
 
 
-def test_a_loss_that_is_not_finite_ends_all_ranks_by_the_error_of_its_rank() -> None:
+def test_a_loss_that_is_not_finite_ends_all_ranks_by_the_error_of_its_rank():
     def rank(comm: Communicator) -> None:
         fit_uneven(Gossip(comm), bad=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,12 +43,12 @@ def delayed_serially(delay: int, *, momentum: float = 0.0) -> Weights:
 @pytest.mark.few(7)
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("rule", RULES)
-def test_without_delay_it_is_serial_training(comm: Communicator, rule: str) -> None:
+def test_without_delay_it_is_serial_training(comm, rule):
     ours = train(StaleGradients(comm, delay=0), RULES[rule](), epochs=2)
     assert_close(ours, train_serially(RULES[rule](), 2))
 
 
-def test_training_may_go_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_training_may_go_on_with_another_number_of_ranks(tmp_path):
     def begin(comm: Communicator) -> None:
         trainer = trainer_of(StaleGradients(comm, delay=2), SGD(0.1))
         fit(trainer, 1)
@@ -66,7 +65,7 @@ def test_training_may_go_on_with_another_number_of_ranks(tmp_path: Path) -> None
         assert_close(ours, delayed_serially(2))
 
 
-def test_it_does_not_go_on_with_another_delay(tmp_path: Path) -> None:
+def test_it_does_not_go_on_with_another_delay(tmp_path):
     trainer = trainer_of(StaleGradients(Serial(), delay=2), SGD(0.1))
     fit(trainer, 1)
     save_checkpoint(tmp_path, trainer)
@@ -81,8 +80,6 @@ def test_it_does_not_go_on_with_another_delay(tmp_path: Path) -> None:
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(("delay", "momentum"), [(0, 0.0), (1, 0.0), (2, 0.5), (5, 0.0)])
-def test_it_is_serial_sgd_with_delayed_gradients(
-    comm: Communicator, delay: int, momentum: float
-) -> None:
+def test_it_is_serial_sgd_with_delayed_gradients(comm, delay, momentum):
     ours = train(StaleGradients(comm, delay=delay), SGD(0.1, momentum=momentum))
     assert_close(ours, delayed_serially(delay, momentum=momentum))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +26,6 @@ from pydtnn.perfmodel.entries import KernelClass
 from pydtnn.perfmodel.platform import COLLECTIVES, Platform, read_collective
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
-from tests.launch import Finished
 from tests.perfmodel.small import small_work
 
 QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.between",))
@@ -45,9 +42,7 @@ def measured(tmp_path_factory: Any) -> list[Calibration]:
         )
 
 
-def test_a_measured_platform_is_complete_and_that_of_all_ranks(
-    measured: list[Calibration], tmp_path: Path
-) -> None:
+def test_a_measured_platform_is_complete_and_that_of_all_ranks(measured, tmp_path):
     found, other = measured
     assert found == other
     found.save(tmp_path / "x.yaml")
@@ -61,9 +56,7 @@ def test_a_measured_platform_is_complete_and_that_of_all_ranks(
     assert loaded.storage.loader > 0
 
 
-def test_what_one_host_cannot_measure_is_named_in_the_file(
-    measured: list[Calibration], tmp_path: Path
-) -> None:
+def test_what_one_host_cannot_measure_is_named_in_the_file(measured, tmp_path):
     assert measured[0].assumed == ("messages.between",)
     _, missing = measure_messages(Serial(), Platform.load("laptop").messages)
     assert missing == ["messages.inside", "messages.between", "messages.call"]
@@ -74,9 +67,7 @@ def test_what_one_host_cannot_measure_is_named_in_the_file(
     )
 
 
-def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(monkeypatch):
     """As after `make demo`."""
 
     def product(backend: Any, dtype: str, *_: object) -> Sample:
@@ -90,7 +81,7 @@ def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
     assert set(found.platform.compute.peak) == {"float32"}
 
 
-def test_an_unknown_instruction_set_is_an_error_on_all_ranks() -> None:
+def test_an_unknown_instruction_set_is_an_error_on_all_ranks():
     with pytest.raises(AgreedError, match="isa must be an instruction set that this machine has"):
         run_threads(2, lambda comm: calibrate(comm, isa="avx9"))
 
@@ -101,8 +92,8 @@ def run(monkeypatch: pytest.MonkeyPatch, found: Calibration, *arguments: str) ->
 
 
 def test_the_command_writes_a_file_and_under_load_only_if_it_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     path, noisy = tmp_path / "here.yaml", replace(QUIET, spreads=("copy in memory by 80 %",))
     assert run(monkeypatch, noisy, "--output", str(path)) == 1
     assert "under load, spread of copy in memory by 80 %" in capsys.readouterr().err
@@ -115,7 +106,7 @@ def test_the_command_writes_a_file_and_under_load_only_if_it_is_allowed(
 
 
 @each("arguments", [[], ["--output", "x.txt"], ["--output", "x.yaml", "--threads", "0"]])
-def test_wrong_options_are_one_sentence(arguments: list[str], capsys: Any) -> None:
+def test_wrong_options_are_one_sentence(arguments, capsys):
     assert command.main(arguments) == 1
     error = capsys.readouterr().err
     assert "--output" in error or "threads must be at least 1" in error
@@ -123,9 +114,7 @@ def test_wrong_options_are_one_sentence(arguments: list[str], capsys: Any) -> No
 
 
 @pytest.mark.long
-def test_ranks_of_a_job_measure_messages_between_them(
-    tmp_path: Path, mpiexec: Callable[..., Finished]
-) -> None:
+def test_ranks_of_a_job_measure_messages_between_them(tmp_path, mpiexec):
     path = tmp_path / "x.yaml"
     command = ["-m", "pydtnn.calibrate", f"--output={path}", "--threads=1", "--allow-noise"]
     done = mpiexec(2, command)
@@ -140,7 +129,7 @@ def test_ranks_of_a_job_measure_messages_between_them(
 
 
 @pytest.mark.long
-def test_collectives_between_hosts_are_entries_of_the_platform() -> None:
+def test_collectives_between_hosts_are_entries_of_the_platform():
     found, other = run_threads(2, measure_collectives)
     assert found == other
     assert {read_collective(name)[0] for name in found} == {*COLLECTIVES}
@@ -148,7 +137,7 @@ def test_collectives_between_hosts_are_entries_of_the_platform() -> None:
     assert min(found.values()) > 0
 
 
-def test_rates_are_those_of_the_common_classes_of_each_number_of_channels() -> None:
+def test_rates_are_those_of_the_common_classes_of_each_number_of_channels():
     backend, found = dry_backend(create_backend("cpu", threads=1), 1), Counter[KernelClass]()
     for _, net, shape, _ in rates._nets():
         nodes = Model(net, shape, backend=backend).graph.nodes
@@ -159,7 +148,7 @@ def test_rates_are_those_of_the_common_classes_of_each_number_of_channels() -> N
     assert {one.size for one in found if one.name == "linear"} == {64, 181, 512, 1024, 2048}
 
 
-def test_ranks_begin_each_measured_step_together() -> None:
+def test_ranks_begin_each_measured_step_together():
     waited: list[int] = []
     networks = rates.training("steps", small_work(4))
     backend = create_backend("cpu", threads=1)

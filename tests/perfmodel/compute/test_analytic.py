@@ -60,16 +60,14 @@ def seconds(costs: AnalyticCosts, model: Model, kind: str, name: str, index: int
 
 @each("name", ["fc", "pool"])
 @each("kind", ["forward", "backward"])
-def test_with_peaks_only_a_pass_takes_its_operations_and_its_bytes(
-    name: str, kind: str, model: Model
-) -> None:
+def test_with_peaks_only_a_pass_takes_its_operations_and_its_bytes(name, kind, model):
     found = seconds(AnalyticCosts(PLATFORM, peaks_only=True), model, kind, name)
     cost = model.layers[name].cost(4)._asdict()
     expected = 1 + cost[f"flops_{kind}"] / 1e8 + cost[f"bytes_{kind}"] / 25e6
     assert found == pytest.approx(expected)
 
 
-def test_a_convolution_takes_the_operations_of_the_fastest_algorithm(model: Model) -> None:
+def test_a_convolution_takes_the_operations_of_the_fastest_algorithm(model):
     costs = AnalyticCosts(PLATFORM, peaks_only=True)
     conv = model.layers["second"]  # 16 -> 16 channels, 8 x 8: 2 x 2 tiles of 4 x 4
     tiles, weights = 4 * 2 * 2, 16 * 16
@@ -102,8 +100,8 @@ def test_a_convolution_takes_the_operations_of_the_fastest_algorithm(model: Mode
     ],
 )
 def test_fast_algorithms_have_fewer_products_and_fewer_still_at_the_ends_of_maps(
-    size: int, kernel: tuple[int, int], stride: int, products: int
-) -> None:
+    size, kernel, stride, products
+):
     padding = tuple((taps // 2, taps // 2) for taps in kernel)
     where = ConvGeometry((size, size), kernel, (stride, stride), padding, (1, 1), 1000, 1000)
     flops = [n for n, _ in work_of(where, 100, 4)]
@@ -111,7 +109,7 @@ def test_fast_algorithms_have_fewer_products_and_fewer_still_at_the_ends_of_maps
     assert flops[1] == pytest.approx(100 * 2 * products * 1000 * 1000, rel=0.05)
 
 
-def test_achieved_rates_replace_peaks_where_they_are_known(model: Model) -> None:
+def test_achieved_rates_replace_peaks_where_they_are_known(model):
     costs = AnalyticCosts(PLATFORM)
     conv, pool = model.layers["second"].cost(4), model.layers["pool"].cost(4)
     assert seconds(costs, model, "forward", "second") == 1 + conv.flops_forward / 4e8
@@ -123,7 +121,7 @@ def test_achieved_rates_replace_peaks_where_they_are_known(model: Model) -> None
     )
 
 
-def test_another_dtype_has_the_same_share_of_its_peak(model: Model) -> None:
+def test_another_dtype_has_the_same_share_of_its_peak(model):
     costs = AnalyticCosts(PLATFORM, "float64")
     flops = model.layers["second"].cost(4).flops_forward
     assert seconds(costs, model, "forward", "second") == 1 + flops / 2e8
@@ -131,14 +129,14 @@ def test_another_dtype_has_the_same_share_of_its_peak(model: Model) -> None:
         AnalyticCosts(PLATFORM, "bfloat16")
 
 
-def test_only_the_first_segment_and_the_step_take_time(model: Model) -> None:
+def test_only_the_first_segment_and_the_step_take_time(model):
     costs = AnalyticCosts(PLATFORM)
     assert seconds(costs, model, "forward", "second", 1) == 0
     assert costs.seconds(Label("phase", "step"), None, 4) == 2.0
     assert costs.seconds(Label("phase", "loss"), None, 4) == 0
 
 
-def test_one_update_of_a_step_is_that_of_all_layers_after_the_last_message(model: Model) -> None:
+def test_one_update_of_a_step_is_that_of_all_layers_after_the_last_message(model):
     costs, update = AnalyticCosts(PLATFORM, slots=2), Label("phase", "update")
     for _ in range(2):  # micro-batches
         for name in ("second", "fc"):
@@ -152,7 +150,7 @@ def test_one_update_of_a_step_is_that_of_all_layers_after_the_last_message(model
     assert (first, then) == ([whole, 0], [0, whole])
 
 
-def test_layers_are_classified_by_their_kernels() -> None:
+def test_layers_are_classified_by_their_kernels():
     net = Sequential(
         *(Conv2d(16, 3, name="image"), BatchNorm(), ReLU()),
         *(Conv2d(64, 3, name="fused"), BatchNorm(), ReLU()),
@@ -175,7 +173,7 @@ def test_layers_are_classified_by_their_kernels() -> None:
     assert classify(model.layers["a.attention"]) == KernelClass("linear", 40)  # 50 x 32
 
 
-def test_rates_are_interpolated_on_logarithmic_scales() -> None:
+def test_rates_are_interpolated_on_logarithmic_scales():
     rates = Rates({"conv 3x3, 16, forward": 1e9, "conv 3x3, 64, forward": 4e9})
     assert rates.of(KernelClass("conv 3x3", 32), "forward") == pytest.approx(2e9)
     assert rates.of(KernelClass("conv 3x3", 8), "forward") == pytest.approx(1e9)
@@ -183,7 +181,7 @@ def test_rates_are_interpolated_on_logarithmic_scales() -> None:
     assert rates.of(KernelClass("conv 3x3", 32), "backward") is None
 
 
-def test_layers_of_volumes_are_in_the_classes_of_their_planes() -> None:
+def test_layers_of_volumes_are_in_the_classes_of_their_planes():
     net = Sequential(Conv3d(16, 3, name="first"), Conv3d(16, 2, name="second"), MaxPool3d(2))
     model = Model(net, (8, 8, 8, 4), backend="numpy")
     first, second, pool = (classify(layer) for layer in model.layers)
@@ -192,7 +190,7 @@ def test_layers_of_volumes_are_in_the_classes_of_their_planes() -> None:
     assert pool == KernelClass("pool")
 
 
-def test_rates_are_those_of_ranks_with_the_threads_of_the_platform() -> None:
+def test_rates_are_those_of_ranks_with_the_threads_of_the_platform():
     work = Workload("mlp", (4, 4, 1), batch=8, threads=2)
     AnalyticCosts.of(replace(work, threads=1), PLATFORM)
     with pytest.raises(ValueError, match="expected ranks of 1 threads"):

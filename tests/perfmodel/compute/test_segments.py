@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from pydtnn.perfmodel.compute import Label
 from pydtnn.perfmodel.compute.segments import SegmentTimes
 from pydtnn.utils.observer import Kind
@@ -32,10 +28,8 @@ WAIT, KERNEL = (Kind.WAIT, "exchange"), (Kind.KERNEL, "conv.forward")
     ],
 )
 def test_a_segment_belongs_to_the_innermost_activity_and_is_numbered_within_it(
-    activities: Sequence[tuple[Kind, str] | None],
-    times: Sequence[int],
-    expected: dict[tuple[str, str, int], int],
-) -> None:
+    activities, times, expected
+):
     # a notification reads the clock when it begins and when it ends
     clock = iter([time for time in times for _ in range(2)])
     own = SegmentTimes(lambda: next(clock))
@@ -46,7 +40,7 @@ def test_a_segment_belongs_to_the_innermost_activity_and_is_numbered_within_it(
     assert own.take() == {}
 
 
-def test_time_of_tests_of_requests_is_subtracted_from_the_segment_that_makes_them() -> None:
+def test_time_of_tests_of_requests_is_subtracted_from_the_segment_that_makes_them():
     clock = iter([0, 0, 100, 100])
     times = SegmentTimes(lambda: next(clock))
     times.begin(Kind.PHASE, "backward")

@@ -38,7 +38,7 @@ def compare(name: str, nbytes: int, per_host: int, hosts: int, **options: float)
     [(1, 2), (1, 3), (1, 7), (1, 16), (2, 1), (5, 1), (2, 2), (4, 2), (2, 4), (4, 4)],
 )
 @each("nbytes", [64, 1 << 20])
-def test_a_sum_costs_what_the_replay_does(per_host: int, hosts: int, nbytes: int) -> None:
+def test_a_sum_costs_what_the_replay_does(per_host, hosts, nbytes):
     alone = 1 in (per_host, hosts)
     for name in FLAT if alone else ("hierarchical", *FLAT[:-1]):
         if alone or nbytes > 64 or "doubling" not in name:  # whose short messages overlap
@@ -47,7 +47,7 @@ def test_a_sum_costs_what_the_replay_does(per_host: int, hosts: int, nbytes: int
 
 
 @each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
-def test_a_rank_sends_and_adds_what_it_does_in_the_schedule(per_host: int, hosts: int) -> None:
+def test_a_rank_sends_and_adds_what_it_does_in_the_schedule(per_host, hosts):
     places = [rank // per_host for rank in range(per_host * hosts)]
     for name in ("hierarchical", *FLAT[:-1]):
         local, between, *_ = allreduce_terms(name, Placement(len(places), per_host))
@@ -60,7 +60,7 @@ def test_a_rank_sends_and_adds_what_it_does_in_the_schedule(per_host: int, hosts
             assert local.messages + between.messages == messages, name
 
 
-def test_messages_of_a_host_share_its_memory() -> None:
+def test_messages_of_a_host_share_its_memory():
     assert compare("ring", 1 << 20, 4, 1, memory=6e9) == pytest.approx(1, abs=0.02)
     # slower than the card, of which three of four ranks do not send: each round ends with them
     assert compare("ring", 100_000, 4, 2, memory=2e8) == pytest.approx(1, abs=0.02)
@@ -68,15 +68,13 @@ def test_messages_of_a_host_share_its_memory() -> None:
 
 @each(("latency", "tolerance"), [(50e-6, 0.03), (50e-3, 0.05)])
 @each("name", ["ring", "halving_doubling"])
-def test_chunks_of_long_arrays_overlap_as_in_the_replay(
-    name: str, latency: float, tolerance: float
-) -> None:
+def test_chunks_of_long_arrays_overlap_as_in_the_replay(name, latency, tolerance):
     # where latencies dominate, as many chunks are in progress as may be
     found = compare(name, 40 << 20, 1, 4, latency=latency)
     assert found == pytest.approx(1, abs=tolerance)
 
 
-def test_each_rank_copies_its_own_messages_between_hosts() -> None:
+def test_each_rank_copies_its_own_messages_between_hosts():
     group, nbytes = Placement(8, 4), 1 << 20
     links = links_of(network([0] * 4 + [1] * 4))
     links = replace(links, add=0.0, overhead=0.0, copy=1e-9)
@@ -94,15 +92,13 @@ def test_each_rank_copies_its_own_messages_between_hosts() -> None:
         ((1, 1, 4), (1, 1, 1)),
     ],
 )
-def test_an_axis_of_a_mesh_is_placed_on_hosts_whose_cards_it_shares(
-    axis: tuple[int, int, int], expected: tuple[int, int, int]
-) -> None:
+def test_an_axis_of_a_mesh_is_placed_on_hosts_whose_cards_it_shares(axis, expected):
     ranks, stride, per_host = axis
     placed = Placement.along(ranks, stride, per_host, ranks * stride)
     assert (placed.ranks, placed.per_host, placed.sharing) == expected
 
 
-def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
+def test_groups_that_share_a_card_divide_its_bandwidth():
     """Six messages of a quarter of 1 MB, of which three are added."""
     links = links_of(network([0, 1]))
     for groups in (1, 4):
@@ -112,6 +108,6 @@ def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
 
 
 @each(("name", "group"), [("torus", Placement(8, 2)), ("recursive_doubling", Placement(12, 4))])
-def test_schedules_without_a_formula_are_refused(name: str, group: Placement) -> None:
+def test_schedules_without_a_formula_are_refused(name, group):
     with pytest.raises(ValueError, match="replays"):
         allreduce_terms(name, group)

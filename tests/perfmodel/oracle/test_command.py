@@ -1,6 +1,5 @@
 import csv
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_best_strategy_of_each_number_of_ranks_is_listed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_strategy_of_each_number_of_ranks_is_listed(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
     files = tmp_path / "all.json", tmp_path / "all.csv"
     out = run(
@@ -37,9 +34,7 @@ def test_the_best_strategy_of_each_number_of_ranks_is_listed(
     ]
 
 
-def test_hosts_that_the_platform_does_not_have_are_noted_or_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_hosts_that_the_platform_does_not_have_are_noted_or_refused(capsys, tmp_path):
     note = "note: cpu-10gbit has 32 hosts, 64 ranks need 64: further ones"
     assert note in run(capsys, "--ranks", "64", "--strategies", "data")
     assert note in run(capsys, "--ranks", "2", "--explain", "data=64")
@@ -72,14 +67,12 @@ def test_hosts_that_the_platform_does_not_have_are_noted_or_refused(
         ("--ranks=1 --strategies=data --global-batch-size=20000000", [" TB of 64.0 GB"]),
     ],
 )
-def test_a_ranking_an_explanation_and_a_sweep_are_tables(
-    arguments: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ranking_an_explanation_and_a_sweep_are_tables(arguments, words, capsys):
     out = run(capsys, *arguments.split())
     assert [word for word in words if word not in out] == []
 
 
-def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_plots_are_drawn(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     run(capsys, "--ranks", "1,2", "--strategies", "data", "--plots", str(tmp_path))
     run(
@@ -104,18 +97,14 @@ def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         (["--sweep", "speed"], "bandwidth"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
+def test_bad_input_is_one_sentence(capsys, arguments, words):
     assert main([*QUICK, "--ranks", "2", *arguments]) == 1
     captured = capsys.readouterr()
     assert words in captured.err
     assert captured.err.count("\n") == 1
 
 
-def test_limits_are_those_of_the_strategies_that_are_tried(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_limits_are_those_of_the_strategies_that_are_tried(capsys):
     def limits(*arguments: str) -> dict[str, str]:
         _, _, text = run(capsys, "--ranks", "1", *arguments).partition("limits: ")
         return {line.split()[0]: line for line in text.splitlines()[1:]}
@@ -127,9 +116,7 @@ def test_limits_are_those_of_the_strategies_that_are_tried(
     assert [*limits("--strategies", "data,filter")] == ["data", "filter"]
 
 
-def test_strategies_that_no_network_of_the_kind_can_use_are_not_counted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_strategies_that_no_network_of_the_kind_can_use_are_not_counted(capsys):
     out = run(capsys, "--ranks", "4", "--top", "100")
     assert "context" not in out
     assert "expert" not in out
@@ -137,7 +124,7 @@ def test_strategies_that_no_network_of_the_kind_can_use_are_not_counted(
     assert "1 more are not possible" in asked or "context 4: " in asked
 
 
-def test_times_of_a_column_have_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_of_a_column_have_one_unit(capsys):
     assert main([*QUICK, "--ranks", "1-16", "--strategies", "data", "--global-batch", "4096"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines if line.startswith(("serial", "data "))][:5]

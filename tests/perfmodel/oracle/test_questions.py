@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import exp, inf
 from operator import attrgetter
-from typing import Any
 
 import pytest
 
@@ -57,9 +56,7 @@ def fastest(questions: Questions, works: Iterable[Workload] | None = None) -> fl
 @pytest.mark.parametrize("measure", [of_step, of_epoch])
 @pytest.mark.parametrize("factor", [0.8, 1.5])
 @pytest.mark.parametrize("axis", PROPERTIES)
-def test_the_answer_put_in_gives_the_time_that_was_asked_for(
-    oracle: Oracle, axis: str, factor: float, measure: Any
-) -> None:
+def test_the_answer_put_in_gives_the_time_that_was_asked_for(oracle, axis, factor, measure):
     questions = Questions(oracle, candidates, measure)
     target = factor * fastest(questions)
     answer = questions.property(axis, target, RANKS)
@@ -83,7 +80,7 @@ def test_the_answer_put_in_gives_the_time_that_was_asked_for(
 
 
 @each("ranks", [2, 3, 4])
-def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks: int) -> None:
+def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks):
     slow = Oracle(Projector(WORK, Platform.load("cpu-100gbit"), PerFlop(rate=1e9)))
     questions = Questions(slow, candidates, of_step)
     target = fastest(questions, candidates(ranks))
@@ -93,7 +90,7 @@ def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks: int) -> 
     assert fastest(questions, candidates(ranks - 1)) > target
 
 
-def test_a_time_that_is_never_reached_has_no_answer(oracle: Oracle) -> None:
+def test_a_time_that_is_never_reached_has_no_answer(oracle):
     questions = Questions(oracle, candidates, of_step)
     answers = [questions.ranks(1e-6, [1, 2]), questions.memory(1e-6, 2)]
     answers += [questions.property(axis, 1e-6, 2) for axis in PROPERTIES]
@@ -105,7 +102,7 @@ def test_a_time_that_is_never_reached_has_no_answer(oracle: Oracle) -> None:
         assert high / low < 1.2 * 1.2 * (1 + 1e-9)
 
 
-def test_the_answer_for_memory_is_just_enough(oracle: Oracle) -> None:
+def test_the_answer_for_memory_is_just_enough(oracle):
     questions = Questions(oracle, candidates, of_step)
     target = fastest(questions)
     answer = questions.memory(target, RANKS)
@@ -121,7 +118,7 @@ def test_the_answer_for_memory_is_just_enough(oracle: Oracle) -> None:
     assert fastest(put_in) > target
 
 
-def test_a_campaign_is_the_sum_of_its_parts(oracle: Oracle) -> None:
+def test_a_campaign_is_the_sum_of_its_parts(oracle):
     entry = oracle.entry(replace(WORK, axes={"data": 4}))
     assert entry.projection is not None
     plain = plan_campaign(entry, oracle.projector, Terms(10, watts=300, price=2))
@@ -136,7 +133,7 @@ def test_a_campaign_is_the_sum_of_its_parts(oracle: Oracle) -> None:
     assert fast.seconds == pytest.approx(plain.seconds / 10)
 
 
-def test_failures_cost_what_daly_says(oracle: Oracle) -> None:
+def test_failures_cost_what_daly_says(oracle):
     entry = oracle.entry(replace(WORK, axes={"data": 4}))
     one = entry.projection
     assert one is not None
@@ -154,7 +151,7 @@ def test_failures_cost_what_daly_says(oracle: Oracle) -> None:
         plan_campaign(none, oracle.projector.on(slow), Terms(1, mtbf=400.0))
 
 
-def test_a_run_that_continues_loses_the_hosts_that_fail(oracle: Oracle) -> None:
+def test_a_run_that_continues_loses_the_hosts_that_fail(oracle):
     entry = oracle.entry(replace(WORK, axes={"data": 4}))
     one, fewer = entry.projection, oracle.entry(replace(WORK, axes={"data": 3})).projection
     assert one is not None
@@ -170,7 +167,7 @@ def test_a_run_that_continues_loses_the_hosts_that_fail(oracle: Oracle) -> None:
     assert found.host_hours < 4 * found.seconds / 3600
 
 
-def test_snapshots_of_state_that_not_all_ranks_have_take_time(oracle: Oracle) -> None:
+def test_snapshots_of_state_that_not_all_ranks_have_take_time(oracle):
     terms = Terms(1, mtbf=1e7, restart=5.0, survive=True)
     alike, parts = (
         plan_campaign(oracle.entry(replace(WORK, axes=axes)), oracle.projector, terms)
@@ -191,7 +188,7 @@ QUICK = [
 ]
 
 
-def test_the_command_answers_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_and_explains(capsys):
     asked = ["--step", "5 ms", "--epoch", "1 min", "--epochs", "90", "--scaling", "--explain"]
     costs = ["--watts", "300", "--price", "2", "--mtbf", "365 d", "--read", "1 GB/s"]
     costs += ["--survive", "1 s"]
@@ -216,9 +213,7 @@ def test_the_command_answers_and_explains(capsys: pytest.CaptureFixture[str]) ->
         (["--epochs", "1", "--ranks", "128"], "128 ranks"),
     ],
 )
-def test_bad_questions_are_one_sentence(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
+def test_bad_questions_are_one_sentence(capsys, arguments, words):
     assert main([*QUICK, *arguments]) == 1
     captured = capsys.readouterr()
     assert words in captured.err

@@ -24,7 +24,7 @@ def on(**axes: int) -> Workload:
     return replace(WORK, axes=axes)
 
 
-def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector: Projector) -> None:
+def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector):
     entries = Oracle(projector).sweep([8], ("data", "spatial", "filter"), PLAIN)[8]
     possible = [entry for entry in entries if entry.possible]
     times = [entry.projection.epoch for entry in possible if entry.projection]
@@ -33,9 +33,7 @@ def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector: Pr
     assert best(entries) is entries[0]
 
 
-def test_an_entry_has_its_efficiency_and_node_hours_or_says_why_it_does_not_fit(
-    projector: Projector,
-) -> None:
+def test_an_entry_has_its_efficiency_and_node_hours_or_says_why_it_does_not_fit(projector):
     oracle = Oracle(projector)
     assert oracle.entry(on()).efficiency == pytest.approx(1)
     entry = oracle.entry(on(data=4))
@@ -46,7 +44,7 @@ def test_an_entry_has_its_efficiency_and_node_hours_or_says_why_it_does_not_fit(
     assert "spatial=64" in impossible.reason
 
 
-def test_a_rank_with_too_little_memory_is_named(projector: Projector) -> None:
+def test_a_rank_with_too_little_memory_is_named(projector):
     cluster = replace(projector.platform.cluster, memory_per_rank=1e7)
     small = projector.with_platform(replace(projector.platform, cluster=cluster), projector.costs)
     entry = Oracle(small).entry(on(data=2))
@@ -55,13 +53,13 @@ def test_a_rank_with_too_little_memory_is_named(projector: Projector) -> None:
     assert best([entry]) is None
 
 
-def test_weak_scaling_keeps_the_samples_of_a_rank(projector: Projector) -> None:
+def test_weak_scaling_keeps_the_samples_of_a_rank(projector):
     oracle = Oracle(projector, per_rank=4)
     found = [oracle.entry(on(data=ranks)).projection for ranks in (1, 2, 8)]
     assert [one.work.samples_per_rank for one in found if one] == [4, 4, 4]
 
 
-def test_slow_links_make_messages_the_bottleneck(projector: Projector) -> None:
+def test_slow_links_make_messages_the_bottleneck(projector):
     platform = projector.platform
     between = replace(platform.messages.between, bandwidth=1e5)
     slow = replace(platform, messages=replace(platform.messages, between=between))
@@ -70,7 +68,7 @@ def test_slow_links_make_messages_the_bottleneck(projector: Projector) -> None:
     assert oracle.entry(on(data=1, filter=2)).bottleneck.startswith("exchanges (")
 
 
-def test_limits_name_the_layer(projector: Projector) -> None:
+def test_limits_name_the_layer(projector):
     limits = {x.kind: x for x in find_limits(WORK, projector.backend)}
     assert limits["data"].ranks == 64
     assert (limits["filter"].ranks, limits["filter"].reason) == (10, "head.fc has 10 features")
@@ -81,7 +79,7 @@ def test_limits_name_the_layer(projector: Projector) -> None:
     )
 
 
-def test_rows_of_the_output_have_all_terms(projector: Projector) -> None:
+def test_rows_of_the_output_have_all_terms(projector):
     row = Oracle(projector).entry(on(data=2)).to_json()
     parts = ("forward", "backward", "recomputed", "other", "update", "layers_exposed")
     waits = ("gradients_exposed", "idle", "loader")
@@ -90,7 +88,7 @@ def test_rows_of_the_output_have_all_terms(projector: Projector) -> None:
     assert sum(row[f"memory_{name}"] for name in memory) == pytest.approx(row["memory"])
 
 
-def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence() -> None:
+def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence():
     work = Workload("gpt", (16,), batch=64, samples=1000)
     oracle = Oracle(Projector(work, Platform.load("cpu-1gbit"), PerFlop()))
     entries = {entry.work.strategy: entry for entry in oracle.sweep([4], variants=PLAIN, most=2)[4]}

@@ -11,7 +11,7 @@ def found_for(*args, **options):
     return strategies(WORK, *args, **options)
 
 
-def test_all_factorisations_occur_once() -> None:
+def test_all_factorisations_occur_once():
     for ranks, number in ((1, 1), (2, 2), (6, 4), (8, 4)):
         found = [*found_for(ranks, ("data", "filter"), PLAIN)]
         assert len(found) == len({s.strategy for s in found}) == number
@@ -26,7 +26,7 @@ def test_all_factorisations_occur_once() -> None:
     assert max(s.stages for s in found) == MOST_STAGES
 
 
-def test_variants_are_added_where_they_apply() -> None:
+def test_variants_are_added_where_they_apply():
     found = [*found_for(4, ("filter",), Variants(compress=("top_k",)))]
     assert [s.strategy for s in found] == ["filter 4", "filter 4, recompute"]
     names = [s.strategy for s in found_for(4, ("data",), Variants(compress=("top_k",)))]
@@ -37,6 +37,6 @@ def test_variants_are_added_where_they_apply() -> None:
     assert names == ["data 2", "pipeline 2", "pipeline 2, chimera"]
 
 
-def test_unknown_strategies_are_refused() -> None:
+def test_unknown_strategies_are_refused():
     with pytest.raises(ValueError, match="spatial"):
         [*found_for(2, ("spacial",))]

@@ -30,15 +30,13 @@ def times(projector: Projector, axis: str) -> list[float]:
 
 
 @pytest.mark.parametrize("axis", ["flops", "memory", "bandwidth", "batch"])
-def test_a_better_machine_is_never_slower_and_a_larger_batch_never_faster(
-    projector: Projector, axis: str
-) -> None:
+def test_a_better_machine_is_never_slower_and_a_larger_batch_never_faster(projector, axis):
     seconds = times(projector, axis)
     assert seconds == sorted(seconds, reverse=axis != "batch")
     assert seconds[0] != seconds[-1]
 
 
-def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector: Projector) -> None:
+def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector):
     def found(ranks: int) -> list[Workload]:
         meshes: list[dict[str, int]] = [{"data": ranks}, {"data": 1, "filter": ranks}]
         return [replace(WORK, axes=axes) for axes in (meshes if ranks > 1 else [{}])]
@@ -49,6 +47,6 @@ def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector: Projector) ->
     assert all(entry.projection for entries in result.entries.values() for entry in entries)
 
 
-def test_unknown_axes_are_refused(projector: Projector) -> None:
+def test_unknown_axes_are_refused(projector):
     with pytest.raises(ValueError, match="batch"):
         sweep("bach", projector, lambda n: [], [2])

@@ -129,7 +129,7 @@ def test_a_limit_of_memory_is_respected():
         search(projector(Sequential(Flatten(), Linear(2)), (3,), 2), 64)
 
 
-def test_parameters_are_divided_where_recomputation_is_not_enough() -> None:
+def test_parameters_are_divided_where_recomputation_is_not_enough():
     """Almost all memory is that of parameters, gradients and slots."""
     net = Sequential(*(Linear(512, name=f"fc{i}") for i in range(4)))
     own = projector(net, (512,), 8)
@@ -161,7 +161,7 @@ def test_meshes_are_all_factorisations_with_samples_for_each_group():
     assert [*meshes(8, 2)] == [{"data": 1, "model": 8}, {"data": 2, "model": 4}]
 
 
-def test_pipelines_are_tried_with_each_schedule() -> None:
+def test_pipelines_are_tried_with_each_schedule():
     net = Sequential(*(Linear(512, name=f"fc{i}") for i in range(8)))
     own = projector(net, (512,), 4096, micro_batches=8)
     tried = search(own, 4, schedules=SCHEDULES).tried

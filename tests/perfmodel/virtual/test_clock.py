@@ -48,7 +48,7 @@ def passes(comm: Communicator) -> list[float]:
 
 
 @each(("constant", "asked"), [(True, 15), (False, 18)])
-def test_segments_advance_the_clock_by_their_costs(constant: bool, asked: int) -> None:
+def test_segments_advance_the_clock_by_their_costs(constant, asked):
     costs = Counted(constant)
     run = run_virtual(passes, network=cluster("a"), costs=costs)
     assert run.results[0] == pytest.approx([12e-3, 12e-3, 6e-3])

@@ -41,7 +41,7 @@ def seconds_of_a_step(ranks: int, micro_batches: int, schedule: str, chunks: int
 
 
 @each("ranks", [4, 8])
-def test_pipelines_in_two_directions_wait_as_long_as_in_the_paper(ranks: int) -> None:
+def test_pipelines_in_two_directions_wait_as_long_as_in_the_paper(ranks):
     """Li and Hoefler, SC 2021, section 3.1: as many micro-batches as ranks, backward of twice the
     time of forward."""
     forward = SECONDS["forward"]
@@ -58,7 +58,7 @@ CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2
 @pytest.mark.parametrize(
     "ranks", [4, 8, pytest.param(16, marks=[pytest.mark.long, pytest.mark.matrix])]
 )
-def test_bubbles_are_those_of_the_formulas(ranks: int) -> None:
+def test_bubbles_are_those_of_the_formulas(ranks):
     forward, half = SECONDS["forward"], SECONDS["backward"] / 2
     micro_batches, stage = 3 * ranks, forward + 2 * half
     bubbles = {}  # in stages of a rank's whole work

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,7 +20,7 @@ from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 
 @each("others", [1, 3])
-def test_ranks_wait_for_those_of_their_group(others: int, tmp_path: Path) -> None:
+def test_ranks_wait_for_those_of_their_group(others, tmp_path):
     """Ranks 0, 2 and 1, 3 sum apart from each other, the former more often and with one late."""
 
     def sums(comm: Communicator) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from pydtnn.training.checkpoint import (
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
 
-def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_everything(tmp_path):
     trainer = trained(tmp_path)
     other = small_trainer(None, EarlyStopping(), Checkpointer(tmp_path), model=small_model(seed=1))
     assert load_checkpoint(tmp_path, other) == tmp_path / "checkpoint-00000008"
@@ -34,7 +33,7 @@ def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
     assert not arrays
 
 
-def test_a_checkpoint_names_arrays_for_people_and_keeps_numbers_in_json(tmp_path: Path) -> None:
+def test_a_checkpoint_names_arrays_for_people_and_keeps_numbers_in_json(tmp_path):
     trainer = small_trainer(None, EarlyStopping())
     small_fit(trainer, epochs=1)
     path = save_checkpoint(tmp_path, trainer, config={"lr": 0.1})
@@ -49,7 +48,7 @@ def test_a_checkpoint_names_arrays_for_people_and_keeps_numbers_in_json(tmp_path
     assert state["parts"]["EarlyStopping.1"][0]["values"] == trainer.callbacks[0].state()
 
 
-def test_checksums_are_in_the_format_of_xxhsum(tmp_path: Path) -> None:
+def test_checksums_are_in_the_format_of_xxhsum(tmp_path):
     path = save_checkpoint(tmp_path, small_trainer())
     sums = dict(line.split("  ")[::-1] for line in (path / "XXH64SUMS").read_text().splitlines())
     assert [*sums] == ["arrays.safetensors", "state.json"]
@@ -74,9 +73,7 @@ class Holder(Callback):
         self.held = dict(state)
 
 
-def test_callbacks_of_one_kind_keep_their_own_states_and_new_ones_start_afresh(
-    tmp_path: Path,
-) -> None:
+def test_callbacks_of_one_kind_keep_their_own_states_and_new_ones_start_afresh(tmp_path):
     """Numbers of NumPy and infinities included; what JSON cannot represent is refused."""
     given = {"best": float("-inf"), "n": np.int64(3)}, {"x": np.float32(0.1)}
     path = save_checkpoint(tmp_path, small_trainer(None, *map(Holder, given)))

@@ -21,9 +21,7 @@ def names(directory: Path) -> list[str]:
         ((99_999_999, 100_000_000), (99_999_999, 100_000_000)),
     ],
 )
-def test_only_the_last_checkpoints_are_kept(
-    steps: tuple[int, ...], kept: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_only_the_last_checkpoints_are_kept(steps, kept, tmp_path):
     trainer = small_trainer()
     assert load_checkpoint(tmp_path / "none", trainer) is None
     for step in steps:
@@ -32,7 +30,7 @@ def test_only_the_last_checkpoints_are_kept(
     assert [folder.step_of(path) for path in find_checkpoints(tmp_path)] == [*kept]
 
 
-def test_what_a_killed_process_left_is_ignored_and_then_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_ignored_and_then_removed(tmp_path):
     (tmp_path / ".checkpoint-00000003.partial").mkdir()
     (tmp_path / "checkpoint-notes").mkdir()
     trainer = small_trainer()

@@ -44,9 +44,7 @@ def begin(path: Path, layout: Layout, arrays: dict[str, np.ndarray], later: bool
     return writer
 
 
-def test_files_are_complete_before_they_are_flushed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_complete_before_they_are_flushed(tmp_path, monkeypatch):
     """So that training can change the arrays, of which there is no copy."""
     flushed: list[str] = []
     monkeypatch.setattr(saving, "_flush", lambda stream: flushed.append(Path(stream.name).name))
@@ -68,7 +66,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
     return arrange(described(ARRAYS))
 
 
-def test_other_programs_read_every_array_and_we_the_layout(layout: Layout, tmp_path: Path) -> None:
+def test_other_programs_read_every_array_and_we_the_layout(layout, tmp_path):
     begin(tmp_path / "x", layout, ARRAYS, later=False)
     folder, found = partial_path(tmp_path / "x"), {}
     for file in layout.files:
@@ -86,9 +84,7 @@ def test_other_programs_read_every_array_and_we_the_layout(layout: Layout, tmp_p
     assert sizes == {file.name: file.size for file in layout.files}
 
 
-def test_files_have_equal_lengths_of_which_there_are_not_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_files_have_equal_lengths_of_which_there_are_not_too_many(monkeypatch):
     monkeypatch.setattr(module, "FILE_BYTES", 8)
     monkeypatch.setattr(module, "MAX_FILES", 4)
     layout = arrange({"x": Described("float32", (50,)), "y": Described("float32", (3,))})
@@ -101,7 +97,7 @@ def test_files_have_equal_lengths_of_which_there_are_not_too_many(
     assert create_plan(layout, holders, [2, 1], 3).writers == (1, 2, 1, 2)
 
 
-def test_wider_elements_come_first_so_that_all_are_aligned() -> None:
+def test_wider_elements_come_first_so_that_all_are_aligned():
     (file,) = arrange(described(ARRAYS)).files
     for segment in file.segments:
         assert segment.offset % ARRAYS[segment.array].dtype.itemsize == 0
@@ -111,7 +107,7 @@ def test_wider_elements_come_first_so_that_all_are_aligned() -> None:
         arrange({"z": Described("complex128", (2,))})
 
 
-def test_missing_files_are_named() -> None:
+def test_missing_files_are_named():
     names = ["arrays-00001-of-00003.safetensors", "arrays-00003-of-00003.safetensors", "state.json"]
     with pytest.raises(ValueError, match=r"do not contain arrays-00002-of-00003.safetensors"):
         data_files(names)
@@ -147,9 +143,7 @@ X = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"w[0:3]": X}), r"w\[0:3\] must have 3 elements"),
     ],
 )
-def test_hostile_headers_are_refused_before_memory_is_allocated(
-    data: bytes, reason: str, tmp_path: Path
-) -> None:
+def test_hostile_headers_are_refused_before_memory_is_allocated(data, reason, tmp_path):
     (tmp_path / "arrays.safetensors").write_bytes(data)
     with pytest.raises(ValueError, match=reason):
         read_layout(tmp_path, ["arrays.safetensors"], {"x", "y", "w"}, {"w": [3]})

@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from pydtnn.callbacks import Checkpointer, EarlyStopping
-from pydtnn.comm import Communicator
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
@@ -79,9 +78,7 @@ VALUES = "parts", "optimizer", 0, "values"
 TRAINER = "parts", "trainer", 0, "values"
 
 
-def test_weights_that_are_not_finite_are_not_continued_from(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_that_are_not_finite_are_not_continued_from(tmp_path, caplog):
     """The step before a loss that is not finite may have been saved."""
     trainer = trained(tmp_path)
     trainer.model.parameters["head.b"].master[1] = math.inf
@@ -91,7 +88,7 @@ def test_weights_that_are_not_finite_are_not_continued_from(
     assert "model: head.b must be finite" in caplog.text
 
 
-def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
+def test_checkpoints_of_the_first_format_are_read(tmp_path):
     """All arrays in one file, in the order of the library safetensors."""
     trainer = trained(tmp_path)
     for path in find_checkpoints(tmp_path):
@@ -108,7 +105,7 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
     assert fingerprint(other) == fingerprint(trainer)
 
 
-def test_older_checkpoints_have_sums_of_another_kind(tmp_path: Path) -> None:
+def test_older_checkpoints_have_sums_of_another_kind(tmp_path):
     trained(tmp_path)
     for path in find_checkpoints(tmp_path):
         files = {name: (path / name).read_bytes() for name in FILES[1:]}
@@ -120,7 +117,7 @@ def test_older_checkpoints_have_sums_of_another_kind(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000004"
 
 
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_found(tmp_path):
     """Each one of the index, and some of the other files."""
     path = save_checkpoint(tmp_path, small_trainer())
     assert examine(path)[1] == ""
@@ -211,12 +208,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @each(("harm", "reason"), DAMAGE)
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken(
-    harm: Callable[[Path], object],
-    reason: str,
-    saved: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    harm, reason, saved, tmp_path, caplog
+):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     old, new = find_checkpoints(tmp_path)
     harm(new)
@@ -231,9 +224,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken(
 
 
 @pytest.mark.threads(2)
-def test_where_every_checkpoint_is_damaged_all_ranks_say_so(
-    comm: Communicator, tmp_path: Path
-) -> None:
+def test_where_every_checkpoint_is_damaged_all_ranks_say_so(comm, tmp_path):
     if comm.rank == 0:
         trained(tmp_path)
         for path in find_checkpoints(tmp_path):
@@ -266,8 +257,8 @@ REFUSED = {True: r"Picky.1 does not contain 'nothing', so it", False: "be loaded
 @pytest.mark.threads(1, 3)
 @each(("scheme", "sentence"), [(AllReduce, True), (ShardedOptimizer, False), (LocalSGD, True)])
 def test_where_one_part_is_refused_on_one_rank_no_part_is_loaded_on_any(
-    comm: Communicator, scheme: type[AllReduce], sentence: bool, tmp_path: Path
-) -> None:
+    comm, scheme, sentence, tmp_path
+):
     def trainer(refuses: bool, seed: int) -> Trainer:
         callbacks = Picky(refuses, sentence), Checkpointer(tmp_path)
         model = small_model(seed=seed)
@@ -289,9 +280,7 @@ def test_where_one_part_is_refused_on_one_rank_no_part_is_loaded_on_any(
         ({"optimizer": Adam(0.1)}, "Adam: the saved state belongs to another optimizer or model"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused_by_name(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_something_else_is_refused_by_name(options, message, tmp_path):
     path = save_checkpoint(tmp_path, small_trainer())
     with pytest.raises(AgreedError, match=f"^{path}: {message}"):
         load_checkpoint(tmp_path, small_trainer(**options))

@@ -93,9 +93,7 @@ def assert_same(run: Run, expected: Run) -> None:
         (None, {"pipeline": 2}, AllReduce),
     ],
 )
-def test_a_run_continues_on_any_mesh(
-    before: Axes | None, after: Axes | None, scheme: Any, tmp_path: Path
-) -> None:
+def test_a_run_continues_on_any_mesh(before, after, scheme, tmp_path):
     """Stages without batch norm, which normalises micro-batches."""
     norm = "pipeline" not in {**(before or {}), **(after or {})}
     expected = train(None, tmp_path / "serial", 2, norm=norm)[0]
@@ -121,8 +119,8 @@ def test_a_run_continues_on_any_mesh(
     ],
 )
 def test_every_plan_reads_and_writes_the_bytes_of_the_serial_network(
-    axes: Axes, scheme: Any, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    axes, scheme, file_bytes, tmp_path, monkeypatch
+):
     """Therefore each also reads what any other has written. Ranks with whole arrays send none."""
     monkeypatch.setattr(layout, "FILE_BYTES", file_bytes)
     monkeypatch.setattr(assembly, "BLOCK_BYTES", 64)
@@ -150,9 +148,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_ranks_without_the_folder_send_and_receive_their_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_without_the_folder_send_and_receive_their_parts(tmp_path, monkeypatch):
     """As on hosts without a shared file system."""
     train(CUT, tmp_path / "shared", 1, norm=False)
     before = contents(find_checkpoints(tmp_path / "shared")[-1])
@@ -183,9 +179,7 @@ def test_ranks_without_the_folder_send_and_receive_their_parts(
     [(LOCAL, None), (partial(StaleGradients, delay=2), None), (AllReduce, top_k(share=0.3))],
     ids=["local-sgd", "stale", "top-k"],
 )
-def test_states_of_schemes_are_those_of_the_ranks_along_data(
-    scheme: Any, sums: Any, tmp_path: Path
-) -> None:
+def test_states_of_schemes_are_those_of_the_ranks_along_data(scheme, sums, tmp_path):
     options = {"scheme": scheme, "sums": sums}
     same = CUT if sums else {"data": 2}  # values of a part are chosen alone
     expected = {run["position"]: run for run in train(same, tmp_path / "expected", 2, **options)}
@@ -194,7 +188,7 @@ def test_states_of_schemes_are_those_of_the_ranks_along_data(
         assert_same(run, expected[run["position"]])
 
 
-def test_factors_of_parts_are_resumed_on_the_same_mesh_only(tmp_path: Path) -> None:
+def test_factors_of_parts_are_resumed_on_the_same_mesh_only(tmp_path):
     train(CUT, tmp_path, 1, sums=power_sgd(rank=1))
     for other in ({"data": 2, "channel": 2}, None):
         with pytest.raises(AgreedError, match="saved per rank of the mesh data=2, filter=2, got"):

@@ -38,8 +38,8 @@ def names(directory: Path) -> list[str]:
 @pytest.mark.threads(2)
 @pytest.mark.parametrize("file", [*FILES, "arrays-00002"])
 def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
-    comm: Communicator, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    comm, file, tmp_path, monkeypatch
+):
     trainer = trained(tmp_path, comm, epochs=1)
     before = names(tmp_path)
     comm.barrier()
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
 
 
 @pytest.mark.threads(2)
-def test_a_folder_that_cannot_be_made_stops_all_ranks(comm: Communicator, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_stops_all_ranks(comm, tmp_path):
     if comm.rank == 0:
         (tmp_path / "file").write_text("")
     with pytest.raises(AgreedError, match=r"checkpoint: cannot write .*; choose another folder$"):
@@ -97,9 +97,7 @@ class OfEachRank(Callback):
 
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
-def test_what_differs_between_ranks_goes_to_rank_0_as_plain_arrays(
-    comm: Communicator, shared_path: Path
-) -> None:
+def test_what_differs_between_ranks_goes_to_rank_0_as_plain_arrays(comm, shared_path):
     trainer = small_trainer(comm, OfEachRank(comm.rank))
     before = comm.traffic.bytes
     save_checkpoint(shared_path, trainer)
@@ -232,9 +230,7 @@ def disturbed(
 @pytest.mark.few(2)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_wherever_writing_ends_the_old_checkpoint_or_the_new_is_there(
-    case: Case, ranks: int, tmp_path: Path
-) -> None:
+def test_wherever_writing_ends_the_old_checkpoint_or_the_new_is_there(case, ranks, tmp_path):
     """After a kill and on a full disk, which is told unless the new checkpoint is there."""
     full = OSError(errno.ENOSPC, "No space left on device")
     for error, name in ((Killed(), "killed"), (full, "full")):
@@ -250,9 +246,7 @@ def test_wherever_writing_ends_the_old_checkpoint_or_the_new_is_there(
             assert [path.name for path in directory.iterdir()] == ["checkpoint-00000010"]
 
 
-def test_a_checkpoint_that_is_removed_does_not_look_like_one_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_is_removed_does_not_look_like_one_any_more(tmp_path, monkeypatch):
     """Removing a folder is many calls; what a kill among them leaves would be called damaged."""
     save(tmp_path, (1, 0))
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)

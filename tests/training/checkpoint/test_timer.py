@@ -34,27 +34,27 @@ def ticks() -> Iterator[None]:
 
 
 @each("seconds", [0.5, 1.0, 7.0, 100.0])
-def test_equal_steps_are_due_at_the_interval(seconds: float) -> None:
+def test_equal_steps_are_due_at_the_interval(seconds):
     found = due_after(Timer(seconds, HOUR), Serial(), [1.0] * 500)
     step = max(1, round(seconds))
     assert found == [*range(step, 501, step)]
 
 
-def test_steps_that_become_slower_delay_a_checkpoint_by_little() -> None:
+def test_steps_that_become_slower_delay_a_checkpoint_by_little():
     times = [0.1] * 10 + [2.0] * 100
     (first, *_) = due_after(Timer(100.0, HOUR), Serial(), times)
     assert 100.0 - 1.0 <= sum(times[:first]) < 150.0
 
 
 @pytest.mark.threads(3)
-def test_all_ranks_decide_by_the_clock_of_rank_0(comm: Communicator) -> None:
+def test_all_ranks_decide_by_the_clock_of_rank_0(comm):
     with clock.used(Ticks()):
         found = due_after(Timer(5.0, HOUR), comm, [1.0 + comm.rank] * 40)
     assert comm.gather_object(found) == [found] * comm.size
     assert found == [*range(5, 41, 5)]
 
 
-def test_the_automatic_interval_is_that_of_young_and_daly() -> None:
+def test_the_automatic_interval_is_that_of_young_and_daly():
     timer = Timer(None, 24 * HOUR)
     steps = [1.0] * 10
     assert [timer.is_due(Serial()) for _ in steps] == [False] * 9 + [True]

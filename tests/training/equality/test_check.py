@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,7 +112,7 @@ def found_by(ranks: int, run: Callable[[Communicator], Any]) -> AgreedError:
 
 
 @each(("ranks", "given"), [(2, "different ones"), (4, "another one on rank 1")])
-def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks: int, given: str) -> None:
+def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks, given):
     flip = Flip(1, 50, parameter("conv2d0.w"))
     error = found_by(ranks, lambda comm: steps(trainer_of(comm, flip, CheckEqual(40)), 80))
     assert re.search(
@@ -126,9 +125,7 @@ def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks: int, gi
 
 
 @each(("spread", "width"), [(1, 0), (8, 7)])
-def test_steps_between_two_hashes_of_an_array_are_named(
-    spread: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_between_two_hashes_of_an_array_are_named(spread, width, monkeypatch):
     """The time of so small a step would have arrays take turns."""
     monkeypatch.setattr("pydtnn.training.equality.check.Pace.spread", lambda self: spread)
     flip = Flip(0, 37, parameter("conv2d0.b"))
@@ -153,9 +150,7 @@ def test_steps_between_two_hashes_of_an_array_are_named(
         ("parameter conv2d0.w", parameter("conv2d0.w"), {"scheme": StaleGradients}),
     ],
 )
-def test_the_first_array_that_differs_is_named(
-    name: str, find: Find, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_first_array_that_differs_is_named(name, find, options, tmp_path):
     """After a further call of `fit`, at the end of training or where a checkpoint is saved."""
 
     def run(comm: Communicator) -> None:
@@ -171,7 +166,7 @@ def test_the_first_array_that_differs_is_named(
     assert [path.name for path in find_checkpoints(tmp_path)] == ["checkpoint-00000004"]
 
 
-def test_a_state_that_differs_before_the_first_step_is_found() -> None:
+def test_a_state_that_differs_before_the_first_step_is_found():
     def run(comm: Communicator) -> None:
         trainer = trainer_of(comm)
         if comm.rank == 2:
@@ -184,7 +179,7 @@ def test_a_state_that_differs_before_the_first_step_is_found() -> None:
     assert error.endswith("start again")
 
 
-def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_changes() -> None:
+def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_changes():
     def run(comm: Communicator) -> None:
         def course(step: int) -> float:
             return 0.1 + 0.1 * (comm.rank == 1 and step >= 4)
@@ -206,7 +201,7 @@ def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_chan
         {"scheme": ParameterServer},
     ],
 )
-def test_equal_ranks_train_as_without_the_check(options: dict[str, Any]) -> None:
+def test_equal_ranks_train_as_without_the_check(options):
     def run(comm: Communicator, every: int) -> tuple[bytes, ...]:
         trainer = trainer_of(comm, EMA(0.9), check_equal=every, **options)
         steps(trainer, 6)
@@ -224,9 +219,7 @@ def test_equal_ranks_train_as_without_the_check(options: dict[str, Any]) -> None
         ({"data": 2, "pipeline": 2}, 3, "head.w", "ranks"),
     ],
 )
-def test_ranks_of_a_mesh_compare_what_they_have_in_common(
-    axes: dict[str, int], flipped: int, place: str, where: str
-) -> None:
+def test_ranks_of_a_mesh_compare_what_they_have_in_common(axes, flipped, place, where):
     def run(comm: Communicator) -> None:
         flip, norm = Flip(flipped, 2, parameter(place)), "pipeline" not in axes
         mesh_fit(mesh_trainer(comm, axes, flip, norm=norm), epochs=2)
@@ -239,7 +232,7 @@ def test_ranks_of_a_mesh_compare_what_they_have_in_common(
     assert str(flipped) in error
 
 
-def test_ranks_that_differ_by_design_are_compared_on_request_only_which_is_refused() -> None:
+def test_ranks_that_differ_by_design_are_compared_on_request_only_which_is_refused():
     run_threads(2, lambda comm: steps(trainer_of(comm, scheme=LocalSGD), 4))
     run_threads(2, lambda comm: steps(trainer_of(comm, Flip(1, 2, HEAD), check_equal=0), 4))
     sentence = "check_equal requires the same parameters on all ranks, got LocalSGD, with differ"
@@ -253,7 +246,7 @@ def test_ranks_that_differ_by_design_are_compared_on_request_only_which_is_refus
         CheckEqual(0)
 
 
-def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_difference() -> None:
+def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_difference():
     class Break(Callback):
         def on_step_end(self, trainer: Any) -> None:
             if (trainer.comm.rank, trainer.optimizer.iterations) == (2, 5):
@@ -271,7 +264,7 @@ def arrays(number: int = 5) -> list[np.ndarray]:
     return [np.full(3, float(i)) for i in range(number)]
 
 
-def test_every_array_is_hashed_after_each_step() -> None:
+def test_every_array_is_hashed_after_each_step():
     own = arrays()
     hashes = Hashes(own, every=10)
     first = hashes.complete(0)
@@ -289,7 +282,7 @@ def test_every_array_is_hashed_after_each_step() -> None:
     assert [*hashes.of(0)] == [4, 5]
 
 
-def test_long_intervals_keep_a_limited_number_of_hashes() -> None:
+def test_long_intervals_keep_a_limited_number_of_hashes():
     hashes = Hashes(arrays(2), every=10 * MAX_HASHES)
     hashes.complete(0)
     for step in range(1, 10 * MAX_HASHES):
@@ -297,9 +290,7 @@ def test_long_intervals_keep_a_limited_number_of_hashes() -> None:
     assert MAX_HASHES - 1 <= len(hashes.of(0)) <= MAX_HASHES + 1
 
 
-def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
 
@@ -320,7 +311,7 @@ def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_ranks_with_arrays_on_a_device_are_compared_on_the_host(transport: str) -> None:
+def test_ranks_with_arrays_on_a_device_are_compared_on_the_host(transport):
     """Whatever carries their messages; between comparisons nothing is hashed."""
 
     def rank(comm: Communicator) -> None:

@@ -130,6 +130,11 @@ def on_gpus(comm):
 
 @gpu.needed(nccl=True)
 @pytest.mark.threads(1, through=on_gpus)
+class TestOneGpu(CommunicatorContract):
+    pass
+
+
+@gpu.needed(nccl=True)
 @pytest.mark.mpi(1, 2, through=on_gpus)
 class TestGpus(CommunicatorContract):
     pass

@@ -38,8 +38,13 @@ class TestStaged(CommunicatorContract):
 
 @gpu.needed()
 @pytest.mark.threads(2, through=staged_on_gpu)
+class TestStagedGpuThreads(CommunicatorContract):
+    pass
+
+
+@gpu.needed()
 @pytest.mark.mpi(1, 2, through=staged_on_gpu)
-class TestStagedGpu(CommunicatorContract):
+class TestStagedGpuMpi(CommunicatorContract):
     pass
 
 

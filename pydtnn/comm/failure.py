@@ -268,7 +268,7 @@ _OTHERS_FAILURE_S = 1.0
 _ABORT_TIMEOUT_S = 5.0
 """Seconds allowed for describing an error and aborting; then the process exits on its own."""
 
-_FORWARDING_S = 0.3
+FORWARDING_S = 0.3
 """Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
@@ -414,7 +414,7 @@ class Failure:
         try:
             reason, trace = describe(error), requested_traceback(error)
             if code == LOST_STATUS:
-                time.sleep(_FORWARDING_S)  # the monitor process may know which rank was killed
+                time.sleep(FORWARDING_S)  # the monitor process may know which rank was killed
         finally:
             self._end(f"{trace}{self._prefix()}{reason}", code)
 
@@ -428,7 +428,7 @@ class Failure:
             if first:
                 _print(f"{reason}\n")
             self.supervision.finish_all()
-            time.sleep(_FORWARDING_S if first else _OTHERS_FAILURE_S)
+            time.sleep(FORWARDING_S if first else _OTHERS_FAILURE_S)
         finally:
             self.comm.abort(code)
 

@@ -25,6 +25,7 @@ from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import (
+    FORWARDING_S,
     Failure,
     Started,
     end_all_ranks_on_error,
@@ -35,13 +36,7 @@ from pydtnn.comm.failure import (
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.comm.thread import wrong_length
 from pydtnn.comm.traffic import Traffic
-from pydtnn.comm.ulfm import (
-    all_succeeded,
-    complete_all,
-    create_together,
-    is_failure,
-    watched_start,
-)
+from pydtnn.comm.ulfm import all_succeeded, complete_all, create_together, is_failure, watched_start
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
 from pydtnn.utils.collective import call_difference
@@ -107,6 +102,7 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
                 if not survives():  # the others wait for this rank
                     os.write(2, f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n".encode())
                     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH would add a line
+                    time.sleep(FORWARDING_S)
                     mpi.COMM_WORLD.Abort(1)
                 raise
     supervision = root.supervision

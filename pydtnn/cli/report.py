@@ -196,7 +196,7 @@ def print_report(job: Job) -> None:
             job.about["measured"] = _times(ranks) or None
         lines = align(_rows(job, ranks), 2)
         title = f"{job.config.model} on {job.train.name}"
-        rule = "-" * max(map(len, [title, *lines]))
+        rule = "-" * min(max(map(len, [title, *lines])), 100)  # as wide as most terminals
         print(printable("\n".join(["", title, rule, *lines])), flush=True)
 
 

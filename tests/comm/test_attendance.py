@@ -56,6 +56,7 @@ def test_a_rank_that_waits_for_one_that_has_left_ends_all(ahead, leaves, call, r
     assert "for rank 1, whose program has ended; all ranks must make the same calls" in told
 
 
+@pytest.mark.measure
 @pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body], timeout=60))
 @pytest.mark.parametrize("body", [ONE_AFTER_THE_OTHER, WAITS_LONG], ids=["left", "waits long"])
 def test_ranks_may_leave_one_after_the_other(ahead, body):

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.comm.thread import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU
-from pydtnn.layers.collectives import AllGather, Pending, Steps
+from pydtnn.layers.collectives import AllGather, AllReduce, Pending, Steps
 from pydtnn.layers.parameters import Part
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.layers.striped_conv import ExtendedConv2d
@@ -140,6 +140,17 @@ def a_message_that_is_not_sent(patch: Patch) -> None:
         return right(self, group, tag)
 
     patch.setattr(AllGather, "start", wrong)
+
+
+@breaks("channel", {"channel": 3}, r"the output output 0 of rank \d differs from that of rank 0")
+def outputs_that_are_rounded_in_another_way(patch: Patch) -> None:
+    right = AllReduce.start
+
+    def wrong(self: Any, group: Any, tag: int) -> Any:
+        whole = right(self, group, tag).wait()
+        return Pending(None, lambda: np.nextafter(whole, np.inf) if group.rank else whole)
+
+    patch.setattr(AllReduce, "start", wrong)
 
 
 @breaks(

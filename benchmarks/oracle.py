@@ -11,8 +11,8 @@ with Open MPI beside Python), four ranks are on 2 hosts of 2 ranks or on 4 hosts
 Mbit/s and 1 Gbit/s; all of them share the cores of this machine.
 
 In every turn a step is predicted as `python -m pydtnn.train` does at its start: the compute of all
-ranks is measured (`pydtnn.perfmodel.compute.measured`), and virtual ranks add the messages, on the
-platform that was measured before the first turn. Then it is measured. Rows are medians
+ranks is measured (`pydtnn.tools.perfmodel.compute.measured`), and virtual ranks add the messages,
+on the platform that was measured before the first turn. Then it is measured. Rows are medians
 over the turns. `accuracy` is 1 - abs(predicted - measured) / measured. `memory` is the growth of
 the process of the largest rank, in MiB. `tau` is Kendall's rank correlation of predicted and
 measured times of the plans of a network and batch, and `regret` the measured time of the plan that

@@ -31,13 +31,13 @@ from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.kernels import create_backend
-from pydtnn.perfmodel.choice import label, milliseconds
-from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.job import platform_of, predict_job
-from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.search import search
-from pydtnn.perfmodel.workload import Rank, Workload
+from pydtnn.tools.perfmodel.choice import label, milliseconds
+from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.tools.perfmodel.job import platform_of, predict_job
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.tools.perfmodel.search import search
+from pydtnn.training.workload import Rank, Workload
 from pydtnn.utils import clock
 from pydtnn.utils.units import parse_shape
 

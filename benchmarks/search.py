@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.report import Report
-from pydtnn.search import make_space
-from pydtnn.search.lines import spans_of, use_of
-from pydtnn.search.study import SharedStudy
+from pydtnn.tools.search import make_space
+from pydtnn.tools.search.lines import spans_of, use_of
+from pydtnn.tools.search.study import SharedStudy
 from tests.launch import Program, run
 
 RANKS = 4
@@ -80,7 +80,7 @@ def begin(folder: Path, name: str, space: dict[str, Any]) -> Program:
     """Begin a search with one rank for each trial."""
     file = folder / f"{name}.yaml"
     file.write_text(json.dumps(space))
-    command = ["-m", "pydtnn.search", str(file), "--study", str(folder / name)]
+    command = ["-m", "pydtnn", "search", str(file), "--study", str(folder / name)]
     return Program(RANKS, command)
 
 

@@ -29,7 +29,7 @@ from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ElasticAveraging, Gossip, LocalSGD, StaleGradients
-from pydtnn.tracing import load_timeline
+from pydtnn.tools.tracing import load_timeline
 from pydtnn.utils.figures import PALETTE, STYLE
 from pydtnn.utils.observer import Kind
 

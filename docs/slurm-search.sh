@@ -16,4 +16,4 @@ cd "${SLURM_SUBMIT_DIR:?start this with sbatch}"
 export PATH="${VENV:-$PWD/.venv}/bin:$PATH" OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"
 PMI=${PMI:-pmi2}  # of MPICH (the extra `mpi`); Open MPI wants pmix
 
-srun --mpi="$PMI" --cpus-per-task="$SLURM_CPUS_PER_TASK" python -m pydtnn.search "$@" --ranks-per-trial 2
+srun --mpi="$PMI" --cpus-per-task="$SLURM_CPUS_PER_TASK" python -m pydtnn search "$@" --ranks-per-trial 2

@@ -3,7 +3,7 @@
 from pydtnn import Model, Trainer, load_dataset
 from pydtnn.layers import Flatten, Layer, Linear, Sequential
 from pydtnn.optimizers import SGD
-from pydtnn.testing import check_layer
+from pydtnn.tools.testing import check_layer
 
 
 class ParametricReLU(Layer):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         callbacks,
         comm,
         data,
-        interchange,
         kernels,
         layers,
         losses,
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
         model,
         optimizers,
         parallel,
-        runs,
         saving,
         schedules,
-        testing,
+        tools,
         training,
     )
     from pydtnn.comm import create_communicator, run_threads
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     from pydtnn.layers import initializers
     from pydtnn.model import Model
     from pydtnn.parallel import Mesh
-    from pydtnn.runs import load_run
     from pydtnn.saving import load, weights
+    from pydtnn.tools.runs import load_run
     from pydtnn.training import Trainer
 
 __all__ = [
@@ -56,7 +54,6 @@ __all__ = [
     "create_communicator",
     "data",
     "initializers",
-    "interchange",
     "kernels",
     "layers",
     "load",
@@ -69,10 +66,9 @@ __all__ = [
     "optimizers",
     "parallel",
     "run_threads",
-    "runs",
     "saving",
     "schedules",
-    "testing",
+    "tools",
     "training",
     "weights",
 ]
@@ -87,7 +83,7 @@ _HOMES = {
     "initializers": "pydtnn.layers",
     "load": "pydtnn.saving",
     "load_dataset": "pydtnn.data",
-    "load_run": "pydtnn.runs",
+    "load_run": "pydtnn.tools.runs",
     "run_threads": "pydtnn.comm",
     "weights": "pydtnn.saving",
 }
@@ -98,7 +94,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562) and cache it."""
     if name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
-    elif name in __all__:
+    elif name in (*__all__, "interchange", "runs", "testing"):  # the last by their former names
         value = import_module(f"pydtnn.{name}")
     else:
         value = import_module("pydtnn.utils.names").module_getattr("pydtnn")(name)
@@ -139,3 +135,7 @@ def _import_installed() -> None:
 
 if find_spec("pydtnn.models") is None:
     _import_installed()
+else:
+    from pydtnn.utils.moved import install
+
+    install()

@@ -32,9 +32,15 @@ COMMANDS = {
     "testing": "check a scheme, layer, loss or plan",
     "completion": "complete commands and options in bash, zsh and fish",
 }
-"""Commands, and what they do: ``pydtnn NAME`` is ``python -m pydtnn.NAME``."""
+"""Commands, and what they do: ``pydtnn NAME`` is ``python -m pydtnn NAME``."""
 
-ELSEWHERE = {"completion": "cli.completion"}
+ELSEWHERE = {
+    "info": "cli.info",
+    "oracle": "tools.perfmodel.oracle",
+    "calibrate": "tools.perfmodel.calibration",
+    **{name: f"tools.{name}" for name in ("checkpoint", "completion", "predict", "report", "runs")},
+    **{name: f"tools.{name}" for name in ("interchange", "search", "testing", "trace")},
+}
 """Modules of commands that have another name."""
 
 HELP = ("-h", "--help")
@@ -58,10 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(printable(f"pydtnn: {unknown('command', name, COMMANDS)}"), file=sys.stderr)
         return 1
     with printing():
-        print(f"pydtnn {__version__}: pydtnn COMMAND --help, or python -m pydtnn.COMMAND --help\n")
+        print(f"pydtnn {__version__}: pydtnn COMMAND --help, or python -m pydtnn COMMAND --help\n")
         width = max(map(len, COMMANDS))
         for name, purpose in COMMANDS.items():
-            print(f"{name:{width}}  {purpose}")
+            if not ELSEWHERE.get(name, "").startswith("tools.") or find_spec("pydtnn.tools"):
+                print(f"{name:{width}}  {purpose}")
     return 0
 
 

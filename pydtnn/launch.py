@@ -29,9 +29,9 @@ from pydtnn.cli.run_directory import (
     start_values,
     take_free_folder,
 )
-from pydtnn.runs.run import RUN_FILE, is_run, load_run
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.checkpoint.folder import step_of
+from pydtnn.training.run_folder import RUN_FILE, is_run, read_about
 from pydtnn.utils.command import HelpFormatter, Parser, printing
 from pydtnn.utils.errors import (
     MoreRanksError,
@@ -209,7 +209,7 @@ class Progress:
             started = ()
         ended = False
         with contextlib.suppress(OSError, ValueError):
-            ended = bool(load_run(folder).about.get("ended"))
+            ended = bool(read_about("launch", folder).get("ended"))
         return cls(found[-1] if found else None, started, ended)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import Arguments
-from pydtnn.cli.virtual import run_on_virtual_ranks
 from pydtnn.comm import Communicator, create_communicator, require_equal
 from pydtnn.comm.agree import together
 from pydtnn.comm.failure import leave
@@ -30,6 +29,7 @@ from pydtnn.utils.command import discard, lasting_output
 from pydtnn.utils.errors import AgreedError, describe, printable, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
+from pydtnn.utils.tools import find_tool
 
 _log = logging.getLogger("pydtnn.train")
 
@@ -69,7 +69,10 @@ def _main(arguments: Sequence[str] | None) -> int:
                     if config.virtual_ranks is None:
                         _run(config, comm, notes)
                     else:
-                        run_on_virtual_ranks(config, comm, lambda own: _run(config, own, notes))
+                        tool = find_tool("virtual_ranks", "train: --virtual-ranks")
+                        tool.run_on_virtual_ranks(
+                            config, comm, lambda own: _run(config, own, notes)
+                        )
             except SystemExit as error:
                 if comm.size == 1:
                     raise

@@ -38,8 +38,8 @@ LONG = (
     *(f"tests/comm/test_{name}.py" for name in ("nccl", "staged", "training_on_device")),
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *("tests/parity/", "tests/parallel/compression/test_training.py"),
-    *("tests/interchange/test_torch.py", "tests/test_packaging.py"),
-    *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
+    *("tests/tools/interchange/test_torch.py", "tests/test_packaging.py"),
+    *("tests/tools/testing/test_harness.py", "tests/model/test_memory.py"),
 )
 """Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
 benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, build

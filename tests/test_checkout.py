@@ -24,8 +24,9 @@ def python(
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of little more than what is imported first."""
-    (tmp_path / "checkout" / "pydtnn").mkdir(parents=True)
-    shutil.copy(ROOT / "pydtnn" / "__init__.py", tmp_path / "checkout" / "pydtnn")
+    for file in ("__init__.py", "utils/moved.py"):
+        (tmp_path / "checkout" / "pydtnn" / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "pydtnn" / file, tmp_path / "checkout" / "pydtnn" / file)
     (tmp_path / "checkout" / "models").mkdir()
     (tmp_path / "checkout" / "models" / "__init__.py").write_text("")
     return tmp_path / "checkout"

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from pydtnn.__main__ import COMMANDS
-from pydtnn.cli.completion import parser_of
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments
 from pydtnn.data import shards
-from pydtnn.perfmodel.compute import profile
-from pydtnn.perfmodel.oracle.ask import create_parser as questions
 from pydtnn.saving import models
-from pydtnn.tracing import records
+from pydtnn.tools.completion import parser_of
+from pydtnn.tools.perfmodel.compute import profile
+from pydtnn.tools.perfmodel.oracle.ask import create_parser as questions
 from pydtnn.training.checkpoint import content
+from pydtnn.training.tracing import records
 from pydtnn.utils.names import foreign_names
 from tests.each import each
 from tests.test_imports import ROOT

@@ -36,10 +36,10 @@ def patch(owner, name, phase):
     setattr(owner, name, struck)
 
 patch(train, "Arguments", "parse")
-import pydtnn.cli.build, pydtnn.perfmodel.workload
+import pydtnn.cli.build, pydtnn.training.workload
 import pydtnn.callbacks.checkpointing
 patch(pydtnn.cli.workload, "create_data", "data")
-patch(pydtnn.perfmodel.workload.Workload, "create_net", "network")
+patch(pydtnn.training.workload.Workload, "create_net", "network")
 patch(Trainer, "_begin", "step")
 patch(HistoryWriter, "on_epoch_end", "callback")
 patch(pydtnn.callbacks.checkpointing.Saver, "start", "checkpoint")

@@ -38,7 +38,7 @@ from pydtnn.parallel.schemes import (
     ShardedOptimizer,
     swap,
 )
-from pydtnn.testing import check_layer, check_loss, check_plan, check_scheme
+from pydtnn.tools.testing import check_layer, check_loss, check_plan, check_scheme
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 

@@ -375,7 +375,7 @@ Trainer(model, "sgd", progress=False).fit(pairs, pairs, epochs=2)
 from pydtnn.utils.names import foreign_names
 print(foreign_names.cache_info().currsize)
 """
-    assert python(code).splitlines() == ["[]", "0"]
+    assert python(code).splitlines() == ["['pydtnn.utils', 'pydtnn.utils.moved']", "0"]
 
 
 def test_a_module_that_does_not_exist_is_answered():

@@ -21,7 +21,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.joining import joinable, requested
 from pydtnn.cli.run_directory import claim
 from pydtnn.launch import UNEXPECTED, Launch, failed, find_options, main, reason
-from pydtnn.runs.run import load_run
+from pydtnn.tools.runs.run import load_run
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils.errors import MoreRanksError
 from tests.each import each

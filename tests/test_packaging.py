@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import pydtnn
-from pydtnn.perfmodel.platform import FOLDER
+from pydtnn.tools.perfmodel.platform import FOLDER
 from tests.each import each
 from tests.test_imports import modules_in_order, names_of_tests, python
 
@@ -122,7 +122,11 @@ def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
     platforms = FOLDER.relative_to(ROOT)
     assert "pydtnn/py.typed" in names
     assert "pydtnn/models/__init__.py" in names
-    for data in ("pydtnn/report/templates/*", "pydtnn/kernels/cuda/src/*", f"{platforms}/*.yaml"):
+    for data in (
+        "pydtnn/tools/report/templates/*",
+        "pydtnn/kernels/cuda/src/*",
+        f"{platforms}/*.yaml",
+    ):
         found = {str(path.relative_to(ROOT)) for path in ROOT.glob(data)}
         assert found
         assert found <= {*names}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pydtnn.__main__ import module_of
 from pydtnn.cli.parser import parse
 from pydtnn.cli.run import run as run_training
 from pydtnn.train import main as train
@@ -149,8 +150,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (root / f"{name}.yaml").write_text(text)
         assert run("data", ["pack", "pictures", "--output=shards"]) == 0
         if importlib.util.find_spec("optuna"):
-            from pydtnn.search.space import read_space
-            from pydtnn.search.study import SharedStudy
+            from pydtnn.tools.search.space import read_space
+            from pydtnn.tools.search.study import SharedStudy
 
             SharedStudy(root / "study", read_space("space.yaml")).close()
         yield root
@@ -160,16 +161,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(command: str, arguments: list[str]) -> int:
     """Call the main function of a command; return its exit status."""
-    module = importlib.import_module(
-        {
-            "oracle": "pydtnn.perfmodel.oracle.command",
-            "calibrate": "pydtnn.perfmodel.calibration.command",
-        }.get(command, f"pydtnn.{command}")
-    )
-    if not hasattr(module, "main"):
-        module = importlib.import_module(f"pydtnn.{command}.__main__")
     try:
-        return int(module.main(arguments))
+        return module_of(command).main(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
 

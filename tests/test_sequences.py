@@ -6,7 +6,7 @@ import pytest
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy, Hinge
 from pydtnn.metrics import Accuracy, CategoricalMSE, Perplexity, TopKAccuracy, get_metric
-from pydtnn.testing import check_loss, check_metric
+from pydtnn.tools.testing import check_loss, check_metric
 from pydtnn.training.metric_sums import Totals
 
 SAMPLES, POSITIONS, CLASSES = 5, 3, 7

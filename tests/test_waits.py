@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
-from pydtnn.tracing.records import file_of
+from pydtnn.training.tracing.records import file_of
 from tests.ahead import mpiexec
 from tests.each import each
 from tests.launch import ROOT, Finished, Program, why_not

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.common.work import CIFAR, IMAGENET, MNIST
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.training.workload import Workload
 
 TRANSFORMER = {"width": 256, "depth": 4, "heads": 4, "tied": False}
 

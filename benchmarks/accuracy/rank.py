@@ -22,14 +22,14 @@ import numpy as np
 from benchmarks.accuracy.cases import workload_of
 from benchmarks.common.work import resident, rest
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.perfmodel.compute.measured import measure_job
-from pydtnn.perfmodel.compute.profile import MeasuredCosts
-from pydtnn.perfmodel.job import platform_of
-from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.virtual import Processor, SharedCores
-from pydtnn.perfmodel.virtual.steps import STEPS, simulate
-from pydtnn.perfmodel.workload import Rank, Workload, period
+from pydtnn.tools.perfmodel.compute.measured import measure_job
+from pydtnn.tools.perfmodel.compute.profile import MeasuredCosts
+from pydtnn.tools.perfmodel.job import platform_of
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.virtual import Processor, SharedCores
+from pydtnn.tools.perfmodel.virtual.steps import STEPS, simulate
 from pydtnn.training.preparation import autotune
+from pydtnn.training.workload import Rank, Workload, period
 from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3

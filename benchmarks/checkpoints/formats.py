@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.interchange import export_onnx, import_onnx
+from pydtnn.tools.interchange import export_onnx, import_onnx
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.checkpoint.folder import Retention
 from pydtnn.training.checkpoint.pieces import pieces_in_place

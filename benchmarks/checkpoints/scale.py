@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pydtnn.perfmodel.platform import Storage
+from pydtnn.tools.perfmodel.platform import Storage
 from pydtnn.utils.failures import optimal_interval
 
 RANKS, RANKS_PER_HOST = 1024, 4

@@ -35,11 +35,11 @@ from benchmarks.comm.cluster_table import output
 from benchmarks.common.report import Report
 from pydtnn.comm import create_communicator
 from pydtnn.layers import Conv2d, Flatten, Layer, Linear, Net, ReLU, Sequential
-from pydtnn.perfmodel.calibration.messages import measure_messages
-from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.replay import Replay, median_step
-from pydtnn.perfmodel.virtual import Processor
-from pydtnn.tracing import load_timeline
+from pydtnn.tools.perfmodel.calibration.messages import measure_messages
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.replay import Replay, median_step
+from pydtnn.tools.perfmodel.virtual import Processor
+from pydtnn.tools.tracing import load_timeline
 
 RATES = ("1gbit", "100mbit")
 SLOW = "PYDTNN_BENCHMARK_SLOW"

@@ -1,6 +1,6 @@
 """Analytic times of training steps beside measured ones, per network and per class of layers.
 
-    python -m pydtnn.calibrate --output here.yaml --threads 1
+    python -m pydtnn calibrate --output here.yaml --threads 1
     python -m benchmarks.cpu.analytic --platform here.yaml
     python -m benchmarks.cpu.analytic --platform here.yaml --classes --models resnet20 vgg16_bn
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from benchmarks.common.report import Report
 from pydtnn.comm import Serial
-from pydtnn.perfmodel.calibration.sample import processor_clock
-from pydtnn.perfmodel.compute import AnalyticCosts, Label
-from pydtnn.perfmodel.compute.classes import classify
-from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.workload import Rank, Workload
+from pydtnn.tools.perfmodel.calibration.sample import processor_clock
+from pydtnn.tools.perfmodel.compute import AnalyticCosts, Label
+from pydtnn.tools.perfmodel.compute.classes import classify
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.training.workload import Rank, Workload
 from pydtnn.utils.observer import Kind, Observer
 
 CASES = {

@@ -18,9 +18,9 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from pydtnn.perfmodel import Platform, Workload
-from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.projection import Projector
+from pydtnn.tools.perfmodel import Platform, Workload
+from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.tools.perfmodel.projection import Projector
 
 MEASURED, DEVICES = 10.11, 12
 """Times the throughput of one device, and on how many."""

@@ -6,7 +6,7 @@ the adapters of the others write. The innermost events of the threads that compu
 those of a sum are communication. A rank communicates while a sum is in progress and nothing is
 computed; before the last rank has begun this sum, it waits. All other time of a step is
 computation, that of Python included, as in the summary of pydtnn's traces
-(`pydtnn.tracing.analysis.states`).
+(`pydtnn.tools.tracing.analysis.states`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.common.pages import beginning, table
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.plan import Cell, Plan
-from pydtnn.tracing import load_timeline
-from pydtnn.tracing.analysis.states import State, States, count_open, find_states
+from pydtnn.tools.tracing import load_timeline
+from pydtnn.tools.tracing.analysis.states import State, States, count_open, find_states
 from pydtnn.utils.files import write_file
 
 PAGE = "traces.html"

@@ -7,7 +7,7 @@ from math import ceil
 from typing import NamedTuple
 
 from benchmarks.paradl.layers import LayerList
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import check_int
 

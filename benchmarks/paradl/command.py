@@ -13,7 +13,7 @@ from benchmarks.paradl.case import STRATEGIES, Case, Projection
 from benchmarks.paradl.corrected import CORRECTIONS
 from benchmarks.paradl.projection import FORMULAS, project, sweep
 from benchmarks.paradl.text import read_network, read_platform, read_split
-from pydtnn.perfmodel.oracle.options import parse_ranks
+from pydtnn.tools.perfmodel.oracle.options import parse_ranks
 from pydtnn.utils.command import Parser, add_value, run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown

@@ -12,7 +12,7 @@ from pydtnn.layers.merge import Add
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.model import Model
-from pydtnn.perfmodel.compute import ComputeCosts, Label
+from pydtnn.tools.perfmodel.compute import ComputeCosts, Label
 
 KINDS: tuple[tuple[type[Layer], str], ...] = (
     (Conv2d, "CONV"),

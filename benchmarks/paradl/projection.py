@@ -10,7 +10,7 @@ from benchmarks.paradl.corrected import Corrected
 from benchmarks.paradl.layers import LayerList
 from benchmarks.paradl.published import Published
 from benchmarks.paradl.tool import Printed
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.names import unknown
 
 FORMULAS: dict[str, type[Published]] = {

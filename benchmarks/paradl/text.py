@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paradl.layers import LayerList, LayerSize, Shape
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown

@@ -31,7 +31,7 @@ class Mark(NamedTuple):
 
 
 class MeasurementWriter(Callback):
-    """Append a line to ``measurements.jsonl`` after every epoch, for `python -m pydtnn.report`.
+    """Append a line to ``measurements.jsonl`` after every epoch, for `python -m pydtnn report`.
 
     Each line is a JSON object: "epoch", counted from 1; "intervals", at most 50 parts of the epoch
     with the number of the last step ("step"), the duration in s ("seconds"), the samples of all

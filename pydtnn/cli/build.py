@@ -32,8 +32,8 @@ from pydtnn.callbacks.balance import check_scheme
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.joining import Joining
 from pydtnn.cli.parts import find, require_parameter
-from pydtnn.cli.predicted import Predicted, StepMeter
 from pydtnn.cli.run_directory import RunFolder
+from pydtnn.cli.step_meter import StepMeter
 from pydtnn.cli.survival import Survival
 from pydtnn.cli.workload import (
     changes_of,
@@ -51,18 +51,19 @@ from pydtnn.metrics import Metric
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.perfmodel.workload import Workload
-from pydtnn.runs.run import find_inputs
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
-from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.recovery import why_not_recovered
+from pydtnn.training.run_folder import find_inputs
+from pydtnn.training.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
+from pydtnn.training.workload import Workload
 from pydtnn.utils import clock
 from pydtnn.utils.machine import cpu_name
 from pydtnn.utils.names import unknown
+from pydtnn.utils.tools import find_tool
 
 BALANCED = "balanced"
 """Value of `class_weights` in `--loss-options` for weights of the training set."""
@@ -178,8 +179,8 @@ class Job:
         The observer of `--trace`, if it is set.
     meter : StepMeter or None
         Times of steps, and growth of this process since the model was built.
-    predicted : Predicted or None
-        Time and memory of a step by the performance model, on rank 0.
+    predicted : object, optional
+        Time and memory of a step by the performance model, on rank 0: a dataclass with `rows`.
     sent_before : int
         Bytes that this rank has sent to measure messages, before training.
     survival : Survival or None
@@ -198,7 +199,7 @@ class Job:
     loaded: Any = None
     recorder: Recorder | None = None
     meter: StepMeter | None = None
-    predicted: Predicted | None = None
+    predicted: Any = None
     sent_before: int = 0
     survival: Survival | None = None
     about: dict[str, Any] = field(default_factory=dict)
@@ -362,10 +363,9 @@ def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> A
             "from these weights with --load-options.strict=false"
         )
         check_same("train: --load", train, known, f"the training of {config.load}", advice)
-    from pydtnn.interchange import load_state_dict  # loaded only with --load
-    from pydtnn.interchange.files import is_state_dict
-
-    read = load_state_dict if is_state_dict(config.load) else load_weights
+    tool = find_tool("state_dicts")
+    foreign = tool is not None and tool.is_state_dict(config.load)
+    read = tool.load_state_dict if foreign else load_weights
     report = read(model, config.load, **config.load_options)
     if known is not None and config.evaluate_only:
         model.inputs = known

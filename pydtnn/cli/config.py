@@ -726,7 +726,7 @@ class TrainConfig:
         if self.virtual_ranks is not None and self.platform is None:
             raise ValueError(
                 "train: --virtual-ranks requires --platform; name a platform such as cpu-1gbit, or "
-                "write a file with python -m pydtnn.calibrate"
+                "write a file with python -m pydtnn calibrate"
             )
         usual, axes = flags(TrainConfig), read_axes(self.parallel)
         both_auto = self.parallel == self.pipeline_schedule == AUTO

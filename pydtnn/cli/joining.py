@@ -17,10 +17,10 @@ from typing import Any
 from pydtnn.callbacks import Callback
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, read_axes
 from pydtnn.cli.run_directory import claim, make_folder, no_run, remove_empty
-from pydtnn.runs.run import RUN_FILE, is_run, load_run
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.checkpoint.folder import checkpoint_path
+from pydtnn.training.run_folder import is_run, read_about
 from pydtnn.utils.errors import AgreedError, MoreRanksError
 from pydtnn.utils.files import read_file, write_file
 
@@ -72,8 +72,8 @@ def ask(folder: Path, ranks: int) -> str:
         no number of ranks, or its mesh does not divide the ranks.
     """
     launcher, about = launcher_of(folder), {}
-    if is_run(folder) and (folder / RUN_FILE).is_file():
-        about = load_run(folder).about
+    if is_run(folder):
+        about = read_about("launch: --join", folder)
     if launcher is None and not is_run(folder):
         raise ValueError(f"launch: --join: {no_run(folder)}")
     if launcher is None:

@@ -8,13 +8,11 @@ from typing import Any
 from pydtnn.cli.config import TrainConfig, read_axes
 from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
-from pydtnn.comm.nccl import NcclCommunicator, create_nccl
 from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.rule import VENDOR
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.staged import CudaAware, Staged
-from pydtnn.comm.wrapper import Checked, Wrapper
+from pydtnn.comm.wrapper import Checked
 from pydtnn.parallel.mesh import Mesh
 
 
@@ -107,6 +105,9 @@ def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Comm
     """
     if cupy is None:
         return comm
+    from pydtnn.comm.nccl import create_nccl  # loaded with a GPU only
+    from pydtnn.comm.staged import CudaAware, Staged
+
     if config.comm == "nccl" or (config.comm == "auto" and comm.size > 1):
         return create_nccl(comm, cupy)
     if config.comm == "auto":
@@ -114,19 +115,6 @@ def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Comm
         serial.supervise(comm.supervision)
         return serial
     return CudaAware(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
-
-
-def describe_transport(comm: Communicator) -> str:
-    """Describe the transport of device arrays; empty if there is no other rank."""
-    while isinstance(comm, Wrapper):
-        if isinstance(comm, NcclCommunicator):
-            return f"NCCL {comm.version}"
-        if isinstance(comm, CudaAware):
-            return "CUDA-aware MPI"
-        if isinstance(comm, Staged):
-            return "MPI, through pinned memory of the host"
-        comm = comm.inner
-    return ""
 
 
 def gpu_facts(cupy: Any) -> dict[str, str]:

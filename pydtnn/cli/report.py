@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydtnn.callbacks import BestWeights
 from pydtnn.cli.config import TrainConfig, flags, typed
-from pydtnn.cli.parallel import describe_mesh, describe_transport
-from pydtnn.cli.predicted import rows as predicted_rows
-from pydtnn.cli.virtual import describe_virtual
+from pydtnn.cli.info import collect
+from pydtnn.cli.parallel import describe_mesh
 from pydtnn.cli.workload import changes_of
 from pydtnn.comm.schedules.auto import RULE, Auto, Choice
 from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
-from pydtnn.comm.staged import Staged
 from pydtnn.data.inputs import inputs_of
-from pydtnn.info import collect
-from pydtnn.runs.run import MODEL_FILE, RUN_FILE
 from pydtnn.saving.models import describe_model
+from pydtnn.training.run_folder import MODEL_FILE, RUN_FILE
 from pydtnn.utils.clock import VIRTUAL_SECONDS
 from pydtnn.utils.errors import printable
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import peak_memory
+from pydtnn.utils.tools import find_tool
 from pydtnn.utils.units import align
 
 if TYPE_CHECKING:
@@ -173,7 +171,7 @@ def log_details(job: Job) -> None:
     _log.debug("buckets: %d, up to %d of %d B of gradients", len(buckets), largest, total)
     allreduce = explain(comm.hosts) if job.config.allreduce == RULE else job.config.allreduce
     _log.debug("allreduce: %s", allreduce if comm.size > 1 else "none: there is one rank")
-    _log.debug("transport: %s", describe_transport(comm) or "arrays in host memory")
+    _log.debug("transport: %s", comm.transport or "arrays in host memory")
     _log.debug("tuning: %s", backend.autotuner.mode)
 
 
@@ -213,7 +211,7 @@ def describe_gpu(job: Job) -> dict[str, Any]:
         "tf32": cuda.tf32,
         "graph": trainer.steps.graph,
         "images": _images(job),
-        "transport": describe_transport(trainer.comm),
+        "transport": trainer.comm.transport,
     }
 
 
@@ -250,13 +248,16 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     results = [
         (_title(name), f"{value:.4f}") for name, value in last.items() if name not in UNTITLED
     ]
-    compared = [] if job.predicted is None else predicted_rows(job.predicted, _times(ranks))
+    virtual = []
+    if job.config.virtual_ranks:
+        virtual = find_tool("virtual_ranks").describe(job, steps - communication + data, wall)
+    compared = [] if job.predicted is None else job.predicted.rows(_times(ranks))
     return [
         ("epochs", f"{trainer.epoch}, in steps of {job.work.batch} samples"),
         *_best(job),
         *sorted(results, key=lambda row: not row[0].startswith("validation")),
         ("samples/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was executed"),
-        *describe_virtual(job, steps - communication + data, wall),
+        *virtual,
         *times,
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
@@ -312,8 +313,7 @@ def _gpu(job: Job) -> list[tuple[str, str]]:
 
 def _communication(job: Job) -> list[tuple[str, str]]:
     """Return the lines that describe scheme and allreduce, where they are not the defaults."""
-    config, inner = job.config, job.trainer.comm
-    inner = inner.inner if isinstance(inner, Staged) else inner  # schedules sum in host memory
+    config, inner = job.config, job.trainer.comm.summing
     words = [
         _with_options(config.scheme, config.scheme_options),
         f"exact, {config.shards} shards" if config.exact else "",

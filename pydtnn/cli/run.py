@@ -25,7 +25,6 @@ from pydtnn.cli.parallel import (
     gpu_facts,
     take_gpu,
 )
-from pydtnn.cli.predicted import choose_parallel, predict_run
 from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
 from pydtnn.cli.run_directory import RunFolder, run_directory
 from pydtnn.cli.survival import Survival, check_survival
@@ -39,12 +38,12 @@ from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
-from pydtnn.tracing.writing import Trace, check_folder
 from pydtnn.training.callback import Callback, evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
+from pydtnn.training.tracing.writing import Trace, check_folder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import (
     AgreedError,
@@ -57,6 +56,7 @@ from pydtnn.utils.errors import (
 )
 from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
 from pydtnn.utils.observer import phase
+from pydtnn.utils.tools import find_tool
 from pydtnn.utils.units import align
 
 _log = logging.getLogger("pydtnn.train")
@@ -125,7 +125,8 @@ def _run(
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             together(comm, fetch_data, config, comm)
     if AUTO_PARALLEL in (config.parallel, config.pipeline_schedule):
-        config, why = together(comm, choose_parallel, config, comm, config.threads or threads)
+        tool = together(comm, find_tool, "predictions", "train: the choice of a strategy (auto)")
+        config, why = together(comm, tool.choose_parallel, config, comm, config.threads or threads)
         for line in why:
             _print_line(config, comm, line)
     mesh = together(comm, create_mesh, config.parallel, comm)
@@ -158,7 +159,8 @@ def _run(
             log_details(job)
             steps = config.epochs * job.steps_per_epoch
             given = config, job.work, comm, threads, steps, job.meter
-            job.predicted = together(comm, predict_run, *given)
+            if (tool := find_tool("predictions")) is not None:
+                job.predicted = together(comm, tool.predict_run, *given)
             job.sent_before = job.trainer.comm.traffic.bytes
         if survival is not None:
             survival.job = job
@@ -314,7 +316,7 @@ def describe_trace(trace: Trace) -> str:
     clocks = f", clocks equal within {trace.error / 1e3:.1f} us" if ranks > 1 else ""
     return (
         f"trace: {trace.records:,} records of {ranks} rank{'s' * (ranks > 1)} in {trace.folder}"
-        f"{clocks}; see python -m pydtnn.trace summary {trace.folder}"
+        f"{clocks}; see python -m pydtnn trace summary {trace.folder}"
     )
 
 

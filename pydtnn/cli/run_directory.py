@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.runs.run import (
+from pydtnn.saving import check_replaceable
+from pydtnn.training.callback import Callback, Training
+from pydtnn.training.checkpoint import find_checkpoints, read_configuration, tidy
+from pydtnn.training.run_folder import (
     BEST_FILE,
     HISTORY_FILE,
     MODEL_FILE,
@@ -24,9 +27,6 @@ from pydtnn.runs.run import (
     find_runs,
     is_run,
 )
-from pydtnn.saving import check_replaceable
-from pydtnn.training.callback import Callback, Training
-from pydtnn.training.checkpoint import find_checkpoints, read_configuration, tidy
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import MAX_TEXT_B, read_file, remove_unfinished, unwritable
 from pydtnn.utils.names import some

@@ -16,7 +16,7 @@ from pydtnn.data.shards import stage_shards, staged_folder
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import SHARD, without_shard
-from pydtnn.perfmodel.workload import Workload, names_of_fields
+from pydtnn.training.workload import Workload, names_of_fields
 from pydtnn.utils import clock
 from pydtnn.utils.registry import Factory
 from pydtnn.utils.units import parse_size

@@ -79,6 +79,8 @@ class Communicator(SuggestsNames, ABC):
     capturable : bool
         Whether collectives on device arrays can be captured in a CUDA graph: they run only on the
         device, and the host does not wait for them.
+    transport : str
+        How arrays of a device are sent; empty for those in host memory.
     freed : bool
         Whether `free` has been called.
     traffic : Traffic
@@ -87,8 +89,14 @@ class Communicator(SuggestsNames, ABC):
     """
 
     capturable = False
+    transport = ""
     freed = False
     name = "all"
+
+    @property
+    def summing(self) -> Communicator:
+        """The communicator that adds arrays up."""
+        return self
 
     def __init__(
         self, rank: int, hosts: Sequence[Hashable], traffic: Traffic | None = None

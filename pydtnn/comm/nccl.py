@@ -141,6 +141,7 @@ class NcclCommunicator(Wrapper):
         self.capturable = True
         self.device = inner.device
         self._nccl = inner.device.xp.cuda.nccl
+        self.transport = f"NCCL {self.version}"
         self._stream = stream
         self._group: Any = None
 

@@ -43,10 +43,14 @@ class Staged(Wrapper):
 
     def __init__(self, inner: Communicator, xp: Any, device: Device | None = None) -> None:
         super().__init__(inner)
-        self.capturable = False
+        self.capturable, self.transport = False, "MPI, through pinned memory of the host"
         self.device = device or Device(xp)
         self._queue = Queue()
         self._from_any = False  # whether a message of any rank has been received
+
+    @property
+    def summing(self) -> Communicator:
+        return self.inner
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Stage the arrays of a group as well."""
@@ -177,7 +181,7 @@ class CudaAware(Wrapper):
 
     def __init__(self, inner: Communicator, xp: Any) -> None:
         super().__init__(inner)
-        self.capturable = False
+        self.capturable, self.transport = False, "CUDA-aware MPI"
         self.xp = xp
 
     def wrapped(self, group: Communicator) -> Communicator:

@@ -33,7 +33,7 @@ class Wrapper(Communicator):
         super().__init__(inner.rank, inner.hosts, inner.traffic)
         self.inner = inner
         self.members, self.name, self.launched = inner.members, inner.name, inner.launched
-        self.capturable = inner.capturable
+        self.capturable, self.transport = inner.capturable, inner.transport
         self._frees_inner = False
 
     @property

@@ -5,7 +5,7 @@ deeply that hashing them overflows the C stack, and declare sizes that exceed th
 interpreter here implements only the instructions of plain data. The names that NumPy writes for an
 array of bytes are replaced by classes that check their arguments; any other name raises an error. A
 pickle can therefore only create arrays of bytes, strings, numbers, lists and dictionaries. For
-tensors, `pydtnn.interchange.torch_files` passes other replacements, and lets objects of other names
+tensors, the converter of PyTorch's files passes other replacements, and lets objects of other names
 be `Skipped`.
 """
 

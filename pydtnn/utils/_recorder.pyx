@@ -42,7 +42,7 @@ cdef extern from *:
     void publish(int64_t *to, int64_t value) nogil
     void prefetch(void *line) nogil
 
-cdef packed struct Record:  # `pydtnn.tracing.records.RECORD`
+cdef packed struct Record:  # `pydtnn.training.tracing.records.RECORD`
     uint8_t kind
     uint8_t lane
     uint16_t depth

@@ -22,7 +22,7 @@ from benchmarks.evaluation.plan import Plan
 from benchmarks.evaluation.report import scaling
 from benchmarks.evaluation.running import counter_of, disturbance
 from benchmarks.evaluation.traces import RULES, Profile, Traced, read_profile, states_of
-from pydtnn.tracing.analysis.states import State
+from pydtnn.tools.tracing.analysis.states import State
 from tests.each import each
 
 SMALL = """frameworks: [pydtnn]

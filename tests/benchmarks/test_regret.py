@@ -1,5 +1,5 @@
 from benchmarks.regret import Case, Outcome, table
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.training.workload import Workload
 from tests.benchmarks.test_benchmarks import lines
 
 WORK = Workload("mlp", (12, 12, 1))

@@ -3,7 +3,7 @@
 import io
 import logging
 
-from pydtnn.predict import main as predict
+from pydtnn.tools.predict import main as predict
 from pydtnn.train import main, show_logs
 from tests.data.image_files import write_images
 from tests.each import each

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pydtnn.cli.parser import parse
-from pydtnn.tracing import load_timeline, read_traces
+from pydtnn.tools.tracing import load_timeline, read_traces
 from pydtnn.train import main
 from pydtnn.utils.observer import Kind
 from tests.each import each
@@ -38,7 +38,7 @@ def test_a_run_writes_its_trace_and_says_so(tmp_path, capsys):
     (written,) = read_traces(tmp_path / "trace")
     assert last == (
         f"trace: {len(written.records):,} records of 1 rank in {tmp_path}/trace; see "
-        f"python -m pydtnn.trace summary {tmp_path}/trace"
+        f"python -m pydtnn trace summary {tmp_path}/trace"
     )
     assert len(load_timeline(tmp_path / "trace").steps) == 8
     about = written.about

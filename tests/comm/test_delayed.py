@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.wrapper import Delayed
-from pydtnn.testing.calls import CallLog, Recording
+from pydtnn.tools.testing.calls import CallLog, Recording
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
 

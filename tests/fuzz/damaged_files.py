@@ -50,37 +50,37 @@ from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
 from pydtnn.data.packing import PROGRESS
 from pydtnn.data.shards import INDEX, stage_shards
-from pydtnn.interchange import (
+from pydtnn.kernels.autotuner import AutotunerFile, Winner
+from pydtnn.model import Model
+from pydtnn.saving import load, save_model
+from pydtnn.saving.folder import MODEL
+from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
+from pydtnn.tools.interchange import (
     export_onnx,
     import_onnx,
     load_keras_weights,
     load_state_dict,
     state_dict,
 )
-from pydtnn.kernels.autotuner import AutotunerFile, Winner
-from pydtnn.model import Model
-from pydtnn.perfmodel import Label, Platform
-from pydtnn.perfmodel.compute.profile import (
+from pydtnn.tools.perfmodel import Label, Platform
+from pydtnn.tools.perfmodel.compute.profile import (
     MeasuredCosts,
     Profile,
     RankProfile,
     load_profiles,
     save_profiles,
 )
-from pydtnn.saving import load, save_model
-from pydtnn.saving.folder import MODEL
-from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
-from pydtnn.search import make_space
-from pydtnn.search.lines import describe_trial
-from pydtnn.search.live import rows_of
-from pydtnn.search.page import render as render_study
-from pydtnn.search.study import JOURNAL, SharedStudy
-from pydtnn.tracing import RankTrace, build_timeline, load_timeline, read_traces
-from pydtnn.tracing.chakra import Node, read_nodes
-from pydtnn.tracing.chakra import encode as encode_nodes
-from pydtnn.tracing.execution import groups_of
-from pydtnn.tracing.exports.chakra import to_nodes
-from pydtnn.tracing.summary import summarize
+from pydtnn.tools.search import make_space
+from pydtnn.tools.search.lines import describe_trial
+from pydtnn.tools.search.live import rows_of
+from pydtnn.tools.search.page import render as render_study
+from pydtnn.tools.search.study import JOURNAL, SharedStudy
+from pydtnn.tools.tracing import RankTrace, build_timeline, load_timeline, read_traces
+from pydtnn.tools.tracing.chakra import Node, read_nodes
+from pydtnn.tools.tracing.chakra import encode as encode_nodes
+from pydtnn.tools.tracing.execution import groups_of
+from pydtnn.tools.tracing.exports.chakra import to_nodes
+from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import STATE
 from pydtnn.training.checkpoint.layout import ARRAYS
@@ -92,9 +92,9 @@ from pydtnn.utils.imports import import_object
 from tests.data.image_files import write_images
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
-from tests.interchange import test_keras, test_torch_files
 from tests.small_training import checksums, small_model, small_trainer, trained
-from tests.tracing.synthetic import write_run
+from tests.tools.interchange import test_keras, test_torch_files
+from tests.tools.tracing.synthetic import write_run
 
 ROOM = 256 << 20
 """Memory that reading small files may take, in B."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.interchange import export_onnx, import_onnx
 from pydtnn.model import Model
+from pydtnn.tools.interchange import export_onnx, import_onnx
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
 runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pydtnn.model.partition import Plan
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.parallel.trajectories import FRAGILE, Expected, scales
 from tests.random_cases import Case
 from tests.random_networks import Network, for_each_network

@@ -176,7 +176,7 @@ def describe(python: Path) -> list[str]:
     """Begin a report: GPU, machine, versions, commit."""
     query = ["--query-gpu=name,memory.total,driver_version,clocks.max.sm", "--format=csv,noheader"]
     gpu = told_by(["nvidia-smi", *query]) if shutil.which("nvidia-smi") else []
-    info = told_by([str(python), "-m", "pydtnn.info"])
+    info = told_by([str(python), "-m", "pydtnn", "info"])
     torch = "import torch; print(torch.__version__, torch.cuda.nccl.version())"
     commit = f", commit {os.environ['PYDTNN_COMMIT']}" if "PYDTNN_COMMIT" in os.environ else ""
     return [

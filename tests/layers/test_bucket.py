@@ -7,7 +7,7 @@ import pytest
 
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.testing import check_scheme
+from pydtnn.tools.testing import check_scheme
 from tests.each import each
 from tests.parallel.compression.cases import buckets_of
 

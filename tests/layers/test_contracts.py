@@ -11,7 +11,7 @@ import pytest
 
 from pydtnn import layers as nn
 from pydtnn.model import Model
-from pydtnn.testing import check_layer
+from pydtnn.tools.testing import check_layer
 from tests.each import each
 
 TWICE = [(3, 2)] * 2

@@ -9,7 +9,7 @@ import pytest
 
 from pydtnn.layers import GRU, LSTM, Linear, Net, Sequential, StepContext
 from pydtnn.model import Model
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 
 STACKS = [LSTM, GRU]

@@ -23,7 +23,7 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.model import Model
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pydtnn.layers import Conv2d, ConvTranspose2d, Flatten, Layer, Linear, ReLU, Upsample
 from pydtnn.model import Model
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 from tests.layers.test_contracts import LAYERS
 

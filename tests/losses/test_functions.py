@@ -13,7 +13,7 @@ from pydtnn.losses import (
     MeanSquaredError,
     get_loss,
 )
-from pydtnn.testing import check_loss
+from pydtnn.tools.testing import check_loss
 from tests.each import each
 from tests.gpu import to_host
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.interchange import load_state_dict, state_dict
 from pydtnn.model import Model
 from pydtnn.models import gpt
+from pydtnn.tools.interchange import load_state_dict, state_dict
 from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.interchange import load_state_dict, state_dict
 from pydtnn.layers import StepContext
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.models import llama
+from pydtnn.tools.interchange import load_state_dict, state_dict
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pydtnn import layers
-from pydtnn.interchange import import_onnx, load_state_dict, state_dict
-from pydtnn.interchange.slots import slots_of
 from pydtnn.layers import StepContext
 from pydtnn.layers.blocks import Block, Graph
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
+from pydtnn.tools.interchange import import_onnx, load_state_dict, state_dict
+from pydtnn.tools.interchange.slots import slots_of
 from tests.each import each
 from tests.gpu import to_host
 

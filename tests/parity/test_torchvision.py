@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.interchange import import_onnx, load_state_dict, save_state_dict
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.models import create_net
+from pydtnn.tools.interchange import import_onnx, load_state_dict, save_state_dict
 from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")

@@ -15,7 +15,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.sums import Sums
-from pydtnn.testing import check_layer
+from pydtnn.tools.testing import check_layer
 from pydtnn.utils.errors import RankError
 from tests.each import each
 

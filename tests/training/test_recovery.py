@@ -21,8 +21,8 @@ from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.layers import Linear, Sequential
 from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer
 from pydtnn.saving.weights import decode
-from pydtnn.tracing import build_timeline, read_traces
-from pydtnn.tracing.summary import summarize
+from pydtnn.tools.tracing import build_timeline, read_traces
+from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.recovery import Memory, capture, merge
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError

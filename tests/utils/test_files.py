@@ -11,14 +11,14 @@ from pydtnn.cli.parser import Arguments
 from pydtnn.data import Tokenizer, load_folder, load_text
 from pydtnn.data.packing import verify_shards
 from pydtnn.data.unpickle import read_pickle
-from pydtnn.interchange import import_onnx
-from pydtnn.interchange.files import read_state_dict
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model.partition.plan import find_plan
-from pydtnn.perfmodel import Platform
-from pydtnn.perfmodel.compute.profile import load_profiles
 from pydtnn.saving import load
-from pydtnn.tracing import read_traces
+from pydtnn.tools.interchange import import_onnx
+from pydtnn.tools.interchange.files import read_state_dict
+from pydtnn.tools.perfmodel import Platform
+from pydtnn.tools.perfmodel.compute.profile import load_profiles
+from pydtnn.tools.tracing import read_traces
 from pydtnn.utils.files import (
     MIN_LIMIT,
     check_expansion,

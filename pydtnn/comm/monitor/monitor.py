@@ -413,7 +413,7 @@ class Monitor:
         self._finish()
         if self._slots[0].folder:
             run = os.path.dirname(self._slots[0].folder)
-            _write(f"see python -m pydtnn.trace flight {run}\n")
+            _write(f"see python -m pydtnn trace flight {run}\n")
         self._end_all(TIMEOUT_STATUS)
 
     def _exclude(self, rows: Sequence[Row], excluded: Sequence[Row]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.paradl import LayerList, read_network
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.platform import Platform
 from tests.benchmarks.paradl.networks import ALEXNET, cosmoflow, resnet50, vgg16
 
 

@@ -5,7 +5,7 @@ from benchmarks.paradl.from_model import layers_of
 from pydtnn import Model
 from pydtnn.layers import Layer
 from pydtnn.models import create_net
-from pydtnn.perfmodel.compute import ComputeCosts, Label
+from pydtnn.tools.perfmodel.compute import ComputeCosts, Label
 
 
 class Proportional(ComputeCosts):

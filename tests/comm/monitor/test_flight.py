@@ -11,8 +11,8 @@ from pydtnn.comm.monitor.flight import FIELDS, FORMAT, KINDS, remove_others, wri
 from pydtnn.comm.monitor.slots import CAPACITY, RECORD, SLOT, Slot
 from pydtnn.comm.monitor.table import Row
 from pydtnn.comm.supervision import CurrentActivity
-from pydtnn.tracing import RankTrace, read_traces
-from pydtnn.tracing import records as trace_records
+from pydtnn.tools.tracing import RankTrace, read_traces
+from pydtnn.training.tracing import records as trace_records
 from pydtnn.utils.observer import Kind
 
 

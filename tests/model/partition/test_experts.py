@@ -19,7 +19,7 @@ from pydtnn.layers.base import Penalties, StepContext
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 
 TOKENS, LENGTH, N = 7, 5, 6

@@ -47,7 +47,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.models import vit
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 from tests.model.networks import projection
 

@@ -15,7 +15,7 @@ from pydtnn.model import Model
 from pydtnn.model.execution import run_together
 from pydtnn.model.partition import PlanError
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 
 SHAPE = (6, 5, 2)

@@ -17,7 +17,7 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.model.networks import IMAGE, NETS
 
 Axes = dict[str, int]

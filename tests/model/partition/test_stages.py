@@ -30,7 +30,7 @@ from pydtnn.model import Model, stage
 from pydtnn.model.partition.stages import message_bytes
 from pydtnn.parallel import Mesh, mesh
 from pydtnn.parallel.pipeline import zb_v
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from tests.each import each
 
 SHAPE = (7, 5, 2)

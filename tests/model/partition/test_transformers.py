@@ -23,7 +23,7 @@ from pydtnn.layers.ring_attention import RingAttention
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.testing import check_plan
+from pydtnn.tools.testing import check_plan
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.each import each
 

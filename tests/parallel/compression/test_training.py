@@ -16,7 +16,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import COMPRESSORS, create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import ShardedOptimizer, StaleGradients
-from pydtnn.testing import check_scheme
+from pydtnn.tools.testing import check_scheme
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 

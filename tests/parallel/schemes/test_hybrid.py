@@ -18,7 +18,7 @@ from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
-from pydtnn.testing import check_scheme
+from pydtnn.tools.testing import check_scheme
 from pydtnn.training.mesh import choose_exchange
 from pydtnn.utils.errors import RankError
 from tests.each import each

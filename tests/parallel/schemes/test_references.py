@@ -19,7 +19,7 @@ from pydtnn.parallel.schemes import (
     OneBitAdam,
     create_scheme,
 )
-from pydtnn.testing import check_scheme
+from pydtnn.tools.testing import check_scheme
 from tests.each import each
 from tests.fuzz.reference_training import COMPRESSED, STEPS, Ranks, Rule
 from tests.fuzz.test_schemes import Drawn

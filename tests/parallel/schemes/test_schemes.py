@@ -12,7 +12,7 @@ from pydtnn.comm import Serial, run_threads
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.schemes import SCHEMES, create_scheme
-from pydtnn.testing import check_scheme
+from pydtnn.tools.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
 from pydtnn.training.trainer import Trainer

@@ -21,7 +21,7 @@ from pydtnn.optimizers import LAMB, SGD, AdamW
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
-from pydtnn.testing import check_scheme
+from pydtnn.tools.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.each import each
 from tests.parallel.schemes.course import assert_close, fit, train_serially, trainer_of, weights

@@ -15,7 +15,7 @@ from pydtnn.data import ArrayDataset
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import Gossip, LocalSGD, StaleSynchronous
-from pydtnn.perfmodel.virtual import run_virtual
+from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.training import LocalNotFiniteError
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.progress import ProgressBar
@@ -27,8 +27,8 @@ from tests.each import each
 from tests.parallel.schemes.course import BATCH as BATCH_OF_COURSE
 from tests.parallel.schemes.course import data as data_of_course
 from tests.parallel.schemes.course import trainer_of
-from tests.perfmodel.virtual.costs import UniformCosts, cluster
 from tests.small_training import Recorder, small_model
+from tests.tools.perfmodel.virtual.costs import UniformCosts, cluster
 
 STEPS, RANKS, BATCH = 10, 6, 2
 SLEEP = 0.3

@@ -1,6 +1,0 @@
-"""Networks as ONNX files, written for inference and read into layers."""
-
-from pydtnn.interchange.onnx.exporting import export_onnx
-from pydtnn.interchange.onnx.importing import import_onnx
-
-__all__ = ["export_onnx", "import_onnx"]

@@ -1,6 +1,0 @@
-"""The time of the parts of a step that are not communication."""
-
-from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.compute.base import ComputeCosts, Label
-
-__all__ = ["AnalyticCosts", "ComputeCosts", "Label"]

@@ -1,5 +1,0 @@
-"""Discrete-event simulation of ranks that are threads, and of their messages."""
-
-from pydtnn.perfmodel.engine.engine import Completion, Engine
-
-__all__ = ["Completion", "Engine"]

@@ -1,8 +1,0 @@
-"""Reports of runs: one HTML page with curves, times, scaling, traces and configuration."""
-
-from __future__ import annotations
-
-from pydtnn.report.page import render
-from pydtnn.report.runs import Run, Step, read_runs
-
-__all__ = ["Run", "Step", "read_runs", "render"]

@@ -1,7 +1,0 @@
-"""Hyper-parameter search over the ranks of a job: ``python -m pydtnn.search --help``."""
-
-from pydtnn.search.search import run
-from pydtnn.search.space import Space, make_space, read_space
-from pydtnn.search.worker import Trial
-
-__all__ = ["Space", "Trial", "make_space", "read_space", "run"]

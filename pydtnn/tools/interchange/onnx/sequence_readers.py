@@ -1,0 +1,450 @@
+"""Operators of ONNX that are layers of sequences: tokens, attention, recurrence; and products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isclose, prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from pydtnn import layers
+from pydtnn.tools.interchange.onnx.functions import decimal, factor_of
+from pydtnn.tools.interchange.onnx.operators import ROWS, means_of_bins
+from pydtnn.tools.interchange.onnx.readers import OPERATORS, linear
+from pydtnn.tools.interchange.onnx.reading import Read, Reading, Repeated
+from pydtnn.tools.interchange.onnx.views import Atom, Source, Value, atoms_of, size_of
+
+MIN_FACTOR = 0.01
+"""Of scores that a mask has hidden, so that they stay so."""
+
+MAX_MASKED_SCORE = -1e4
+"""Terms of scores at most so large count as minus infinity: their exponentials vanish."""
+
+
+def _gather(at: Reading) -> Value:
+    """Read vectors of tokens, one index along an axis, or a range of indices."""
+    data, index = at.inputs[0], at.inputs[1]
+    axis = at.get("axis", 0)
+    if isinstance(data, np.ndarray):
+        return _embedding(at, data, index, axis)
+    indices = at.required(1)
+    x = data if isinstance(data, Value) and data.integer else at.value()
+    place = x.axis(axis) if x.batch.size == 1 and axis == 0 else x.sample_axis(axis)
+    size = x.shape[place]
+    if indices.dtype.kind not in "iu" or not indices.size:
+        raise at.fail(f"indices must be integers, got {indices.size} of {indices.dtype}")
+    if indices.ndim > 1:
+        return _strided(at, x, place, indices)
+    numbers = [n + size if n < 0 else n for n in indices.reshape(-1).tolist()]
+    if min(numbers) < 0 or max(numbers) >= size:
+        raise at.fail(f"indices must exist in an axis of size {size}, got {min(numbers)}")
+    x = replace(x, name=at.node.name)
+    start = numbers[0]
+    step = numbers[1] - start if len(numbers) > 1 else 1
+    if step > 0 and numbers == [*range(start, numbers[-1] + 1, step)]:
+        x = at.net.part(x, place, start, numbers[-1] + 1, step)
+    else:
+        x = _reordered(at, x, place, numbers)
+    if indices.ndim == 0:
+        x = replace(x, axes=tuple(a for i, a in enumerate(x.axes) if i != place))
+    return x
+
+
+def _reordered(at: Reading, x: Value, axis: int, numbers: Sequence[int]) -> Value:
+    """Read a permutation of features that gives them in the order of the array."""
+    atoms = [atom for atom in x.atoms if atom in x.axes[axis]]
+    grid = np.arange(size_of(atoms)).reshape([atom.size for atom in x.axes[axis]])
+    order = grid.transpose([x.axes[axis].index(atom) for atom in atoms]).ravel()
+    if [*numbers] != order.tolist():
+        raise at.fail("expected one index, a range, or the order of flattened images (H, W, C)")
+    return replace(x, axes=tuple(tuple(atoms) if i == axis else a for i, a in enumerate(x.axes)))
+
+
+def _strided(at: Reading, x: Value, axis: int, indices: np.ndarray) -> Value:
+    """Read all elements of an axis in other shape and order of axes, as of a strided array."""
+    sizes = indices.shape
+    strides = [
+        int(indices.take(1, i).flat[0] - indices.flat[0]) if n > 1 else 0
+        for i, n in enumerate(sizes)
+    ]
+    order = sorted(range(len(sizes)), key=lambda i: -strides[i])
+    wide = tuple(sizes[i] for i in order)
+    grid = np.arange(indices.size).reshape(wide).transpose(np.argsort(order))
+    if indices.size != x.shape[axis] or not np.array_equal(grid, indices):
+        raise at.fail("expected a list of indices, or all elements in an order of their axes")
+    view = at.net.reshaped(x, (*x.shape[:axis], *wide, *x.shape[axis + 1 :]))
+    perm = [*range(len(view.axes))]
+    perm[axis : axis + len(sizes)] = [axis + int(i) for i in np.argsort(order)]
+    return view.transposed(perm)
+
+
+def _embedding(at: Reading, matrix: np.ndarray, tokens: Any, axis: int) -> Value:
+    if not isinstance(tokens, Value) or matrix.ndim != 2 or axis != 0:
+        raise at.fail("expected a matrix (tokens, features) and computed tokens, with axis 0")
+    if not tokens.integer:
+        raise at.fail("tokens must be integers of an input, got numbers of floating point")
+    tokens = at.net.plain(tokens)
+    name = at.node.inputs[0]
+    if name in at.net.tied:
+        raise at.fail("a matrix must have one use as that of tokens")
+    layer = layers.Embedding(*matrix.shape, tied=len(at.graph.readers[name]) > 1)
+    if layer.tied:
+        at.net.tied[name] = layer
+    node = at.net.add(at.node.name, layer, tokens.source.node, arrays={"w": matrix})
+    vectors = replace(tokens, integer=False, name=at.node.name)
+    return at.net.features(node, vectors, tokens.atoms, tokens.axes)
+
+
+def _matmul(at: Reading) -> Value | Scores:
+    a, b = at.inputs
+    if isinstance(a, np.ndarray):
+        return _bins(at, a)
+    if isinstance(a, Value) and isinstance(b, Value):
+        return _scores(at, at.lazy(0), at.lazy(1))
+    matrix = at.required(1)
+    if matrix.ndim != 2:
+        raise at.fail(f"expected a matrix, got a constant of shape {matrix.shape}")
+    x = at.value()
+    tied = at.net.tied.get(at.net.transposed.get(at.node.inputs[1], ""))
+    if tied is not None:
+        return _logits(at, x, tied)
+    added = at.graph.follower(at.node, "Add")
+    bias = None
+    if added is not None:
+        constants = [at.values.get(name) for name in added.inputs]
+        found = [c for c in constants if isinstance(c, np.ndarray)]
+        width = matrix.shape[1]
+        if len(found) == 1 and found[0].shape in ((width,), (1, width), (1,) * 2, (1,)):
+            bias = np.broadcast_to(found[0].reshape(-1), (width,))
+    last = added if added is not None and bias is not None else at.node
+    y = linear(at, x, matrix.T, bias, last.name)
+    at.values[last.outputs[0]] = y
+    return y
+
+
+def _logits(at: Reading, x: Value, embedding: layers.Embedding) -> Value:
+    """Read a product with the matrix of tokens."""
+    x = at.net.plain(x)
+    node = at.net.add(at.node.name, embedding, x.source.node)
+    return at.net.features(node, replace(x, name=at.node.name), x.atoms[:-1], x.axes[:-1])
+
+
+def _bins(at: Reading, rows: np.ndarray) -> Value:
+    """Read means of bins of an image, which are products from the left and from the right."""
+    x, second = at.value(1), at.graph.follower(at.node, "MatMul")
+    columns = at.values.get(second.inputs[1]) if second is not None else None
+    if second is None or not isinstance(columns, np.ndarray) or len(x.axes) != 4:
+        raise at.fail("expected a computed input before a constant, or means of bins of an image")
+    output = (rows.shape[0], columns.shape[-1])
+    means = [means_of_bins(n, o) for n, o in zip(x.shape[2:], output, strict=True)]
+    for given, mean in zip((rows, columns.T), means, strict=True):
+        if given.shape != mean.shape or not np.allclose(given, mean, 1e-6, 1e-9):
+            raise at.fail("expected matrices that average bins, got others")
+    node, _ = at.net.channels_last(x)
+    made = at.net.add(second.name, layers.AdaptiveAvgPool2d(output), node)
+    y = at.net.image(made, x.batch, second.name)
+    at.values[second.outputs[0]] = y
+    return y
+
+
+# -- attention
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Products of queries and keys of attention, or the weights that Softmax makes of them.
+
+    Attributes
+    ----------
+    q, k : Value
+        Of the same axes (..., T, E).
+    factor : float
+    causal : bool
+    weights : bool
+        Whether Softmax has been computed.
+    missing : bool
+        Whether this is the test of weights for NaN, of which there are none.
+    """
+
+    q: Value
+    k: Value
+    factor: float
+    causal: bool = False
+    weights: bool = False
+    missing: bool = False
+
+
+def _scores(at: Reading, q: Value, k: Value) -> Scores:
+    """Read the product of queries and keys."""
+    rank = len(q.axes)
+    if rank != len(k.axes) or rank < 3:
+        raise at.fail(
+            f"expected a constant matrix, or queries and keys, got {q.given} and {k.given}"
+        )
+    k = k.transposed([*range(rank - 2), rank - 1, rank - 2])
+    if q.shape != k.shape:
+        raise at.fail(f"queries and keys must have the same shape, got {q.given} and {k.given}")
+    factors = [f for f in (factor_of(x.function) for x in (q, k)) if f is not None]
+    if len(factors) < 2:
+        raise at.fail("expected a product of queries and keys, perhaps times a number")
+    q, k = (replace(x, function=None, name=at.node.name) for x in (q, k))
+    return Scores(q, k, prod(factors))
+
+
+def read_scores(at: Reading) -> Scores | Value:
+    """Read a node that has scores or weights of attention as an input.
+
+    Raises
+    ------
+    ValueError
+        If it is not a part of attention.
+    """
+    places = [i for i, x in enumerate(at.inputs) if isinstance(x, Scores)]
+    scores, operator = at.inputs[places[0]], at.node.operator
+    others = [x for i, x in enumerate(at.inputs) if i not in places]
+    constant = others[0] if others and isinstance(others[0], np.ndarray) else None
+    if operator == "Identity" or (operator == "Dropout" and scores.weights and not others[2:]):
+        return scores
+    if scores.weights and operator == "IsNaN":
+        return replace(scores, missing=True)
+    if scores.weights and operator == "Where" and len(places) == 2 and places[0] == 0:
+        return replace(at.inputs[2], missing=False) if scores.missing else _no_part(at)
+    if scores.missing:
+        return _no_part(at)
+    if scores.weights:
+        fits = operator == "MatMul" and places == [0] and isinstance(others[0], Value)
+        return _attention(at, scores, at.value(1)) if fits else _no_part(at)
+    if operator == "Softmax":
+        rank = len(scores.q.axes)
+        axis = at.get("axis", -1 if at.graph.opset >= 13 else 1)
+        if axis not in (-1, rank - 1):
+            raise at.fail(f"the axis must be the last of attention's scores, got {axis}")
+        return replace(scores, weights=True)
+    if (
+        operator == "Where"
+        and places in ([1], [2])
+        and all(isinstance(x, np.ndarray) for x in others)
+    ):
+        hidden, term = others
+        constant, operator = np.where(hidden if places == [2] else ~hidden, term, 0.0), "Add"
+    elif constant is None or len(at.inputs) != 2:
+        return _no_part(at)
+    if operator == "Add":
+        return replace(scores, causal=_causal(at, scores, constant) or scores.causal)
+    if constant.size != 1 or not (operator == "Mul" or (operator == "Div" and places == [0])):
+        return _no_part(at)
+    number = float(constant.reshape(()))
+    factor = number if operator == "Mul" else 1 / number if number else 0.0
+    if scores.causal and not factor >= MIN_FACTOR:
+        raise at.fail(f"masked scores must have a factor above {MIN_FACTOR}, got {factor:.6g}")
+    return replace(scores, factor=scores.factor * factor)
+
+
+def _no_part(at: Reading) -> Value:
+    raise at.fail(
+        "expected attention: a product of queries and keys, a factor, perhaps a mask, Softmax over "
+        "keys, and a product with values; got other operators of such products"
+    )
+
+
+def _causal(at: Reading, scores: Scores, mask: np.ndarray) -> bool:
+    """Return whether a mask hides all later positions; ValueError if it hides others."""
+    length = scores.q.shape[-2]
+    later = np.triu(np.ones((length, length), bool), 1)
+    if mask.dtype.kind == "f" and not mask.any():
+        return False
+    if mask.shape[-2:] != later.shape or mask.size != later.size:
+        raise at.fail(
+            f"a mask must be that of {length} positions for all samples and heads, got {mask.shape}"
+        )
+    mask = mask.reshape(later.shape)
+    if not ((mask <= MAX_MASKED_SCORE) == later).all() or not ((mask == 0) == ~later).all():
+        raise at.fail("a mask must hide all later positions and be 0 otherwise, got other terms")
+    return True
+
+
+def _attention(at: Reading, scores: Scores, v: Value) -> Value:
+    """Read the product of weights and values."""
+    q, k = scores.q, scores.k
+    factor = scores.factor * sqrt(q.shape[-1])
+    if not isclose(factor, 1, rel_tol=1e-5):  # the layer has that of the square root
+        source = at.net.add(
+            f"{at.node.name}.queries", layers.Rescale(decimal(factor)), q.source.node
+        )
+        q = replace(q, source=Source(source))
+    if q.shape != v.shape:
+        raise at.fail(f"values must have the shape of queries {q.given}, got {v.given}")
+    parts = (q, k, replace(v, name=at.node.name))
+    if any([x.batch in axis for axis in x.axes] != [q.batch in a for a in q.axes] for x in parts):
+        raise at.fail("queries, keys and values must have the batch along the same axis")
+    orders = [_heads_last(at, x) for x in parts]
+    length, size = q.shape[-2:]
+    features = size_of(orders[0]) // length
+    node = _projection(at, parts, orders, features)
+    if node is None:
+        shape = (length, features)
+        nodes = [at.net.arrange(x, order, shape) for x, order in zip(parts, orders, strict=True)]
+        node = at.net.add(f"{at.node.name}.joined", layers.Concat(), *nodes)
+    layer = layers.DotProductAttention(features // size, causal=scores.causal)
+    made = at.net.add(at.node.name, layer, node)
+    atoms = tuple(Atom(atom.size) for atom in orders[0])
+    place = dict(zip(orders[0], atoms, strict=True))
+    axes = tuple(tuple(place.get(atom, atom) for atom in axis) for axis in q.axes)
+    return Value(Source(made), atoms, axes, q.batch, at.node.name)
+
+
+def _heads_last(at: Reading, x: Value) -> tuple[Atom, ...]:
+    """Return the atoms of queries in the order (positions, heads, features of a head)."""
+    *outer, positions, features = x.axes
+    if x.batch in (*positions, *features):
+        raise at.fail(f"the last two axes must be positions and features, got {x.given}")
+    heads = [atom for axis in outer for atom in axis if atom is not x.batch]
+    return (*positions, *heads, *features)
+
+
+def _projection(
+    at: Reading, parts: Sequence[Value], orders: Sequence[tuple[Atom, ...]], features: int
+) -> Any:
+    """Return the array (T, 3 D) of which queries, keys and values are the thirds, or None."""
+    whole = parts[0].source.whole
+    thirds = [(whole, i * features) for i in range(3)]
+    if whole is None or [(x.source.whole, x.source.start) for x in parts] != thirds:
+        return None
+    if any(x.atoms != order for x, order in zip(parts, orders, strict=True)):
+        return None
+    node, length = whole.node, size_of(orders[0]) // features
+    if node.shape not in ((length, 3 * features), (3 * features,)):
+        return None
+    return at.net.reshape(node, (length, 3 * features), f"{at.node.name}.positions")
+
+
+# -- recurrence
+
+
+KINDS: Mapping[str, type[layers.LSTMLayer] | type[layers.GRULayer]] = {
+    "LSTM": layers.LSTMLayer,
+    "GRU": layers.GRULayer,
+}
+
+
+def _recurrent(at: Reading) -> list[Value]:
+    """Read the states of all steps, ``(T, D, N, H)``, and the last ones, ``(D, N, H)``."""
+    kind, features, reverse = _directions(at)
+    x = at.value()
+    x = at.net.plain(x if at.get("layout", 0) else x.transposed([1, 0, 2]))
+    length, inputs = (size_of(axis) for axis in x.axes[1:])
+    node = at.net.reshape(x.source.node, (length, inputs), f"{at.node.name}.steps")
+    states = [
+        at.net.add(
+            f"{at.node.name}_reverse" if backward else at.node.name,
+            kind(features, reverse=backward, bias=at.constant(3) is not None),
+            node,
+            arrays=_arrays(at, kind, d),
+        )
+        for d, backward in enumerate(reverse)
+    ]
+    made = states[0]
+    if len(states) > 1:
+        made = at.net.add(f"{at.node.name}.directions", layers.Concat(), *states)
+    steps, both, units = map(atoms_of, (length, len(states), features))
+    axes: tuple[tuple[Atom, ...], ...] = (steps, both, x.batch_axis, units)
+    atoms = (*steps, *both, *units)
+    if at.get("layout", 0):
+        axes = (x.batch_axis, steps, both, units)
+    every = Value(Source(made), atoms, axes, x.batch, at.node.name)
+
+    def last() -> Any:
+        """Add slices of the last steps of all directions."""
+        parts = []
+        for state, backward in zip(states, reverse, strict=True):
+            cut = slice(0, 1) if backward else slice(length - 1, length)
+            name = f"{at.node.name}.last"
+            parts.append(at.net.add(name, layers.Slice(cut), state))
+        joined = parts[0]
+        if len(parts) > 1:
+            joined = at.net.add(f"{at.node.name}.lasts", layers.Concat(), *parts)
+        return at.net.reshape(joined, (len(parts) * features,), f"{at.node.name}.state")
+
+    two, wide = map(atoms_of, (len(states), features))
+    axes = (x.batch_axis, two, wide) if at.get("layout", 0) else (two, x.batch_axis, wide)
+    return [every, Value(Source(last), (*two, *wide), axes, x.batch, at.node.name)]
+
+
+def _directions(
+    at: Reading,
+) -> tuple[type[layers.LSTMLayer] | type[layers.GRULayer], int, tuple[bool, ...]]:
+    """Return the kind, the units, and whether each direction is reversed.
+
+    Raises
+    ------
+    ValueError
+        If the operator has attributes or inputs that the layers do not have.
+    """
+    operator, kind = at.node.operator, KINDS[at.node.operator]
+    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    direction = at.get("direction", "forward")
+    if direction not in directions:
+        raise at.fail(f"direction must be one of {', '.join(directions)}, got {direction}")
+    reverse = directions[direction]
+    weights, recurrent = at.required(1), at.required(2)
+    features = recurrent.shape[-1] if recurrent.ndim == 3 else 0
+    expected = (len(reverse), kind.gates * features)
+    if weights.ndim != 3 or not features or recurrent.shape[:2] != expected:
+        raise at.fail(f"expected matrices of {direction} {operator}, got {recurrent.shape}")
+    usual = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}[operator]
+    usual *= len(reverse)
+    functions = [
+        name.decode() if isinstance(name, bytes) else name for name in at.get("activations", usual)
+    ]
+    others = {"clip": None, "input_forget": 0, "activation_alpha": None}
+    other = any(at.get(name, default) != default for name, default in others.items())
+    if functions != usual or other:
+        raise at.fail("expected the usual functions sigmoid and tanh, without clip or input_forget")
+    if operator == "GRU" and not at.get("linear_before_reset", 0):
+        raise at.fail("linear_before_reset must be 1: the reset gate is applied to the product")
+    given = at.inputs[4] if len(at.inputs) > 4 else None
+    if given is not None:
+        raise at.fail("expected sequences of full length, got sequence_lens")
+    for first in at.inputs[5:]:
+        array = first.array if isinstance(first, Repeated) else first
+        if array is not None and (not isinstance(array, np.ndarray) or _any(array)):
+            raise at.fail("states before the first step must be zeros, and peepholes be omitted")
+    return kind, features, reverse
+
+
+def _any(array: np.ndarray) -> bool:
+    """Return whether an element is not 0, of an array that may be repeated without memory."""
+    once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+    return bool(once.any())
+
+
+def _arrays(
+    at: Reading, kind: type[layers.LSTMLayer] | type[layers.GRULayer], direction: int
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a direction, with the gates in the order of the layer."""
+    order = np.argsort(ROWS[kind])
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array.reshape(kind.gates, -1, *array.shape[1:])[order].reshape(array.shape)
+
+    arrays = {"w": rows(at.required(1)[direction]), "u": rows(at.required(2)[direction])}
+    biases = at.constant(3)
+    if biases is None:
+        return arrays
+    b, b_u = np.split(biases[direction], 2)
+    return arrays | {"b": rows(b), "b_u": rows(b_u)}
+
+
+READERS: Mapping[str, Read] = {
+    **OPERATORS,
+    "GRU": _recurrent,
+    "Gather": _gather,
+    "LSTM": _recurrent,
+    "MatMul": _matmul,
+}
+"""Functions that read an operator; others cannot be imported."""
+
+PARTS_OF_ATTENTION = frozenset({"IsNaN", "Where"})
+"""Further operators that are read as parts of attention only."""

@@ -1,0 +1,133 @@
+"""The network of a job, and the time of a rank's processor for its messages."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+import numpy as np
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.schedules.network import Network, Route
+from pydtnn.comm.schedules.rule import without_rule
+from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
+from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.platform import COLLECTIVES, Link, Messages
+
+LENGTHS = (64, 1 << 13, 1 << 17, 1 << 20)
+"""Lengths of the arrays of the measured collectives, in B."""
+
+COLLECTIVE_REPEATS = 3
+"""Measurements of each, after one that opens connections; the median is used."""
+
+
+def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, list[str]]:
+    """Measure messages between the ranks of a job. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    comm : Communicator
+    default : Messages
+        Taken where nothing can be measured: inside a host with one rank, between hosts with one
+        host.
+
+    Returns
+    -------
+    Messages
+        Equal on all ranks.
+    list of str
+        What was not measured.
+    """
+    network = Network.measure(comm)
+    add = 1 / network.add if network.add > 0 else None
+    inside = _routes(network, same=True)
+    between = _routes(network, same=False)
+    processor = Processor.measure(comm, network)
+    links = {
+        "inside": _link(network, inside, "inside", default.inside),
+        "between": _link(network, between, "from", default.between),
+    }
+    if processor.wake is not None:  # what the ranks themselves take is counted for each message
+        for name, one in links.items():
+            late = processor.call + processor.notice(2 * one.latency)
+            links[name] = replace(one, latency=max(one.latency - late, one.latency / 4))
+    missing = [f"messages.{n}" for n, own in zip(links, (inside, between), strict=True) if not own]
+    if comm.size == 1:
+        missing += ["messages.call"]
+    messages = Messages(
+        links["inside"],
+        links["between"],
+        add=add,
+        copy=1 / processor.copy if processor.copy else None,
+        call=processor.call if comm.size > 1 else default.call,
+        allreduce=1 / processor.add if processor.add else None,
+        eager=processor.eager if processor.eager < inf else None,
+        wake=processor.wake,
+        test=processor.test,
+        collectives=measure_collectives(comm) if between else {},
+    )
+    return messages, missing
+
+
+def measure_collectives(comm: Communicator) -> dict[str, float]:
+    """Measure collectives of the MPI library with all ranks. Collective: all ranks call it.
+
+    Libraries choose other algorithms than the best ones: Open MPI 5 reduces whole arrays to one
+    rank before it scatters them, and its non-blocking allreduce sends three times as many bytes as
+    a ring.
+
+    Returns
+    -------
+    dict of str to float
+        `Messages.collectives`, equal on all ranks.
+    """
+    plain = without_rule(comm)
+    found = {}
+    for nbytes in LENGTHS:
+        n = nbytes // 4 - nbytes // 4 % comm.size
+        whole, part = np.zeros(n, "float32"), np.zeros(n // comm.size, "float32")
+        counts = [len(part)] * comm.size
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": partial(_add_up, plain, whole),
+            "reduce_scatter": partial(plain.reduce_scatter, whole, counts, part),
+            "allgather": partial(plain.allgather, part, counts, whole),
+            "broadcast": partial(plain.broadcast, whole),
+        }
+        for kind in COLLECTIVES:
+            one = sample(kind, calls[kind], COLLECTIVE_REPEATS, together=comm.barrier)
+            slowest = map(max, zip(*comm.gather_object(one.times), strict=True))
+            found[f"{kind}, {comm.size} ranks, {nbytes}"] = statistics.median(slowest)
+    return found
+
+
+def _add_up(comm: Communicator, array: np.ndarray) -> None:
+    comm.iallreduce(array).wait()
+
+
+def _routes(network: Network, *, same: bool) -> list[Route]:
+    return [route for (g, h), route in network.routes.items() if (g == h) is same]
+
+
+def _link(network: Network, routes: Sequence[Route], shared: str, default: Link) -> Link:
+    if not routes:
+        return default
+    capacities = [rate for name, rate in network.links.items() if name.startswith(f"{shared} ")]
+    return Link(
+        statistics.median(route.latency for route in routes),
+        statistics.median(route.bandwidth for route in routes),
+        statistics.median(capacities) if capacities else None,
+    )
+
+
+def exchange_sample(comm: Communicator) -> Sample:
+    """Time messages of a few bytes between neighbours, to find disturbances. Collective."""
+    outgoing, incoming = np.zeros(8), np.zeros(8)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+    def exchange() -> None:
+        comm.exchange([(outgoing, after)], [(incoming, before)]).wait()
+
+    return sample("messages", exchange, 40, together=comm.barrier, limit=1.0)

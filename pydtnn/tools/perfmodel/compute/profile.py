@@ -1,0 +1,234 @@
+"""Measured times of the segments of a rank's step, in a file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn.layers.base import Layer
+from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
+from pydtnn.utils.files import MAX_TEXT_B, parse_object, read_file, write_file
+from pydtnn.utils.validate import check_float, check_int
+
+FORMAT = 2
+"""Version of the file."""
+
+DIGITS = 9
+"""Decimal digits of times in s."""
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """Times of one rank.
+
+    Attributes
+    ----------
+    steps : tuple of mapping
+        For each measured step the mean time of each segment, in s.
+    samples : int
+        Samples of each pass: those of the rank's part of a batch, or of a micro-batch.
+    """
+
+    steps: tuple[Mapping[Label, float], ...]
+    samples: int
+
+    def median(self) -> dict[Label, float]:
+        """Return the median of each segment over the steps, in s."""
+        return {
+            label: statistics.median(step[label] for step in self.steps if label in step)
+            for label in self.labels
+        }
+
+    @property
+    def labels(self) -> list[Label]:
+        """All labels, in the order of the step."""
+        return list(dict.fromkeys(label for step in self.steps for label in step))
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles of the sum of all segments, over its median.
+
+        0 for less than two steps.
+        """
+        sums = [sum(step.values()) for step in self.steps]
+        if len(sums) < 2:
+            return 0.0
+        low, middle, high = statistics.quantiles(sums, n=4, method="inclusive")
+        return (high - low) / 2 / middle
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Times of all ranks of a workload on a machine.
+
+    Attributes
+    ----------
+    key : mapping of str to JSON values
+        The workload (`Workload.key`), the machine, and its instruction set.
+    ranks : mapping of int to RankProfile
+        Of each rank that was measured.
+    like : tuple of int
+        For each rank of the workload one that was measured, and computes the same.
+    """
+
+    key: Mapping[str, Any]
+    ranks: Mapping[int, RankProfile]
+    like: tuple[int, ...]
+
+    def of(self, rank: int) -> RankProfile:
+        """Return the times of a rank."""
+        return self.ranks[self.like[rank]]
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a rank: see `RankProfile.spread`."""
+        return max(rank.spread for rank in self.ranks.values())
+
+    def deciles(self) -> tuple[float, float]:
+        """Return the first and the last decile of the steps' times, relative to their median."""
+        low, middle, high = np.quantile(self._lengths(), [0.1, 0.5, 0.9]).tolist()
+        return low / middle, high / middle
+
+    def _lengths(self) -> list[float]:
+        """Return the time of each step on its slowest rank, in s."""
+        steps = zip(*(own.steps for own in self.ranks.values()), strict=True)
+        return [max(sum(own.values()) for own in one) for one in steps]
+
+    def typical(self, number: int) -> Profile:
+        """Return the profile with as many steps as possible of that number, those in the middle.
+
+        Steps are ordered by the time of their slowest rank. Two of three that are left out are the
+        longest ones: other work on the machine lengthens steps, for seconds at a time.
+        """
+        lengths = self._lengths()
+        first = max(len(lengths) - number, 0) // 3
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        kept = sorted(order[first : first + number])
+        ranks = {
+            rank: replace(own, steps=tuple(own.steps[i] for i in kept))
+            for rank, own in self.ranks.items()
+        }
+        return replace(self, ranks=ranks)
+
+
+class MeasuredCosts(ComputeCosts):
+    """The times of a rank.
+
+    Passes of another number of samples than the measured ones, as in evaluation and of the shards
+    of exact training, take times in proportion to it.
+
+    Parameters
+    ----------
+    profile : RankProfile
+    factor : float
+        On all times, for a machine that is known to be slower or faster.
+    varying : bool
+        Whether the n-th execution of a segment takes the time of the n-th measured step instead of
+        the median. Ranks that wait for each other then wait for the slower one of each part, as in
+        a real run. An object is for one run.
+
+    Raises
+    ------
+    ValueError
+        From `seconds`, if the layer is not one of the network that was measured.
+    """
+
+    def __init__(self, profile: RankProfile, factor: float = 1.0, *, varying: bool = False) -> None:
+        steps = profile.steps if varying else (profile.median(),)
+        self._times = {
+            label: cycle([factor * step[label] for step in steps if label in step])
+            for label in profile.labels
+        }
+        self._nodes = {label.name for label in self._times}
+        self._samples = profile.samples
+
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        """Return the time of a segment, in s; 0 of a phase that the measured steps did not have."""
+        found = self._times.get(label)
+        if found is None and label.kind != "phase" and label.name not in self._nodes:
+            raise ValueError(
+                f"MeasuredCosts: expected a layer of the measured network, got {label.name}; "
+                "measure this network with this plan"
+            )
+        if found is None:
+            return 0.0
+        return next(found) * (1 if label.kind == "phase" else batch / self._samples)
+
+
+def save_profiles(path: str | Path, profiles: Sequence[Profile]) -> None:
+    """Write profiles as a JSON file."""
+    content = {
+        "format": FORMAT,
+        "profiles": [
+            {"key": dict(p.key), "like": list(p.like), "ranks": _ranks_to_json(p.ranks)}
+            for p in profiles
+        ],
+    }
+    write_file("profile", path, json.dumps(content).encode())
+
+
+def load_profiles(path: str | Path) -> list[Profile]:
+    """Read a file of `save_profiles`.
+
+    Raises
+    ------
+    ValueError
+        If the content is invalid.
+    OSError
+        If the file cannot be read.
+    """
+    try:
+        content = parse_object(read_file("profile", path, MAX_TEXT_B), Path(path).name, FORMAT)
+        return [_from_json(one) for one in content["profiles"]]
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"profile: {path} is not a profile of this version of pydtnn ({error!r}); measure again"
+        ) from error
+
+
+def find_profile(profiles: Sequence[Profile], key: Mapping[str, Any]) -> Profile | None:
+    """Return the last profile with this key, None if there is none."""
+    return next((one for one in reversed(profiles) if one.key == key), None)
+
+
+def _ranks_to_json(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
+    def seconds(step: Mapping[Label, float], labels: list[Label]) -> list[float | None]:
+        return [round(step[label], DIGITS) if label in step else None for label in labels]
+
+    return {
+        str(rank): {
+            "samples": own.samples,
+            "labels": [[one.kind, one.name, one.index] for one in own.labels],
+            "seconds": [seconds(step, own.labels) for step in own.steps],
+        }
+        for rank, own in ranks.items()
+    }
+
+
+def _from_json(content: Mapping[str, Any]) -> Profile:
+    ranks = {}
+    for rank, own in content["ranks"].items():
+        labels = [Label(str(kind), str(name), int(index)) for kind, name, index in own["labels"]]
+        ranks[int(rank)] = RankProfile(
+            tuple(
+                {
+                    label: check_float("profile", str(label), seconds, at_least=0)
+                    for label, seconds in zip(labels, step, strict=True)
+                    if seconds is not None
+                }
+                for step in own["seconds"]
+            ),
+            check_int("profile", "samples", own["samples"], at_least=1),
+        )
+    like = tuple(int(rank) for rank in content["like"])
+    missing = set(like) - set(ranks)
+    if missing or not all(profile.steps for profile in ranks.values()):
+        raise ValueError(f"no times of ranks {sorted(missing) or sorted(ranks)}")
+    return Profile(dict(content["key"]), ranks, like)

@@ -1,0 +1,302 @@
+"""A step of one rank without computation, which gives the outline of the step.
+
+The rank's part of the network is built on a backend with empty kernels, and the passes of the model
+run on it, so that the outline has the same nodes, exchanges, buckets and arrays as training, for
+every layer, plan and recomputation. Two passes with few samples give all quantities that depend on
+their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
+from math import isqrt, prod
+from typing import Any
+
+from pydtnn.comm.schedules.rule import bucket_bytes
+from pydtnn.kernels import Backend
+from pydtnn.kernels.dry import dry_backend, scratch
+from pydtnn.layers.collectives import PIPELINE, Collective, Pending
+from pydtnn.layers.node import Node
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
+from pydtnn.model.memory import DryMesh, Rehearsal
+from pydtnn.model.partition.stages import Stage
+from pydtnn.model.presence import reads_of
+from pydtnn.model.recompute import Cuts
+from pydtnn.model.recompute_choice import AUTO, check_recompute
+from pydtnn.tools.perfmodel import outline as outlines
+from pydtnn.tools.perfmodel.compute import Label
+from pydtnn.tools.perfmodel.outline import Compute, Event, Linear, Read
+from pydtnn.training.axis_sums import further_axes
+from pydtnn.training.workload import Workload
+from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
+
+MIN_COUNTED_BYTES = 1
+"""Least size of arrays that are counted, in B."""
+
+
+_Flat = tuple[dict[str, Any], list[tuple[int, outlines.BucketOutline]], dict[tuple[str, int], Read]]
+
+
+def inner_position(shape: Mapping[str, int]) -> dict[str, int]:
+    """Return the position of a rank with the most work: in maps, not at an edge."""
+    inside = ("spatial", "height", "width")
+    return {axis: 1 if axis in inside and ranks > 2 else 0 for axis, ranks in shape.items()}
+
+
+class DryStep:
+    """A rank's part of the network of a run on a backend without computation.
+
+    Parameters
+    ----------
+    work : Workload
+    backend : Backend
+        The backend whose allocations are counted.
+    stage : int
+        Of a pipeline.
+
+    Raises
+    ------
+    ValueError
+        If the plan does not fit the network.
+    """
+
+    def __init__(self, work: Workload, backend: Backend, *, stage: int = 0) -> None:
+        shape = work.cut
+        position = inner_position(shape) | ({PIPELINE: stage} if PIPELINE in shape else {})
+        plain = replace(work, recompute=None, memory_limit=None, plan=work.plan if shape else None)
+        self.mesh = _Mesh(shape, position) if shape else None
+        self.real, self.backend = backend, dry_backend(backend, MIN_COUNTED_BYTES)
+        mesh: Any = self.mesh  # it gathers nothing
+        self.model = plain.create_model(plain.create_net(), self.backend, mesh)
+        self.model.cut_outputs = True  # as with the usual losses
+        self._flat = [self._flat_of()]  # inside a host, and between hosts
+        self.model.share_gradients()
+        self._shared = self._flat_of()[0]["gradients"]
+        self.model.separate_gradients()
+        total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
+        usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
+        further = any(further_axes(p.group) for p in self.model.parameters.values())
+        between = (usual,) if further else bucket_bytes(("a", "b"), total, usual)
+        self.model.choose_buckets(lambda total, usual: between)
+        self._flat.append(self._flat_of())
+        self._outlines: dict[str, list[outlines.Outline]] = {}
+        # a layer may compute a part of the samples
+        self.few = max(shape.values(), default=1) if self.model.graph.cuts_batch else 1
+
+    def _flat_of(self) -> _Flat:
+        """Return the bytes of flat arrays, buckets with the nodes that complete them, and reads."""
+        model, graph = self.model, self.model.graph
+        buffers = (*model.buffers, *model.frozen_buffers)
+        sizes: dict[str, Any] = {
+            "values": sum(buffer.values.nbytes for buffer in buffers),
+            "gradients": sum(buffer.grads.nbytes for buffer in buffers),
+            "copies": sum(b.working.nbytes for b in buffers if b.working is not None),
+            "trained": sum(buffer.values.nbytes for buffer in model.buffers),
+        }
+        buckets = [(bucket.ready_at, _outline_of(bucket)) for bucket in model.buckets]
+        reads = {
+            (graph.nodes[index].name, kind): Read(*(tuple(b.index for b in own) for own in both))
+            for kind, found in enumerate(reads_of(graph.nodes, graph.trained, model.buckets))
+            for index, both in found.items()
+        }
+        return sizes, buckets, reads
+
+    def _recompute(self, recompute: Any) -> None:
+        """Choose the segments that backward recomputes."""
+        model, graph = self.model, self.model.graph
+        model.cut(())
+        if recompute != AUTO:
+            model.recompute, _ = check_recompute(recompute, None)
+            model.choose_segments(self.few)
+        elif graph.trained:
+            sizes = [self.few * prod(node.shape) * graph.dtype.itemsize for node in graph.nodes]
+            kept = Rehearsal(model, self.few).kept()
+            cuts = Cuts(graph.nodes, graph.trained, kept, sizes)
+            parts = isqrt(len(cuts.places))
+            model.cut(cuts.even(parts) if parts > 1 else ())
+
+    def _run(self, samples: int) -> tuple[_Recording, float, tuple[int, ...]]:
+        """Run both passes; return their events, the peak of memory, and what nodes keep, in B."""
+        model, rehearsal, recording = self.model, Rehearsal(self.model, samples), _Recording()
+        kept = rehearsal.kept() if model.pipeline is not None else ()
+        model.statistics.begin_step()
+        model.observer = recording
+        if self.mesh is not None:
+            self.mesh.recording = recording
+        rehearsal.step(rehearsal.new_batch(), recording.after)
+        model.observer = None
+        if self.mesh is not None:
+            self.mesh.recording = None
+        return recording, rehearsal.memory.peak, kept
+
+    def outline(self, recompute: Any = None, *, between_hosts: bool = False) -> outlines.Outline:
+        """Return the outline of the step.
+
+        Parameters
+        ----------
+        recompute : int, str or sequence of str, optional
+            A number of parts or names of layers, see `Model`; "auto" is about the square root of
+            the possible parts.
+        between_hosts : bool
+            Whether gradients are exchanged between hosts, which shortens buckets.
+
+        Raises
+        ------
+        ValueError
+            If a name matches no layer.
+        """
+        key = repr(recompute)
+        if key not in self._outlines:
+            self._outlines[key] = self._both_outlines(recompute)
+        return self._outlines[key][between_hosts]
+
+    def _both_outlines(self, recompute: Any) -> list[outlines.Outline]:
+        """Return the outlines inside a host and between hosts, whose passes are the same."""
+        self._recompute(recompute)
+        few, many = map(self._run, (self.few, 2 * self.few))
+
+        def line(value: float, other: float) -> Linear:
+            return Linear.through(self.few, value, 2 * self.few, other)
+
+        model, graph = self.model, self.model.graph
+        layers = {node.name: node.layer for node in graph.nodes}
+        forward, backward = (
+            tuple(_join(a, b, layers, line))
+            for a, b in zip(few[0].passes, many[0].passes, strict=True)
+        )
+        stages = () if model.pipeline is None else model.pipeline.stages
+        self.backend.trim()
+        memory = outlines.MemoryOutline(
+            **self._flat[-1][0],
+            shared=self._shared,
+            peak=line(few[1], many[1]),
+            nodes=tuple(map(line, few[2], many[2])),
+            scratch=scratch(self.real, self.backend, graph.dtype.itemsize),
+        )
+        found = []
+        for sizes, buckets, reads in self._flat:
+            ready: dict[int, list[Event]] = {}
+            for number, (node, _) in enumerate(buckets):
+                ready.setdefault(node, []).append(outlines.Ready(number))
+            after = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
+            own = replace(memory, **sizes)
+            peak = memory.peak.fixed + own.flat - memory.flat, memory.peak.per_sample
+            found.append(
+                outlines.Outline(
+                    forward=forward,
+                    backward=tuple(chain.from_iterable(after)),
+                    buckets=tuple(bucket for _, bucket in buckets),
+                    memory=replace(own, peak=Linear(*peak)),
+                    transfers=tuple(_transfer_of(stage) for stage in stages),
+                    reads=reads,
+                    parts={n.name: i for i, own in enumerate(graph.parts) for n in own.layers},
+                )
+            )
+        return found
+
+
+class _Recording(Observer):
+    """The events of both passes: of nodes, collectives and buckets."""
+
+    def __init__(self) -> None:
+        self.passes: tuple[list[Any], list[Any]] = [], []
+        self.events = self.passes[0]
+        self._open: list[list[Any]] = []  # kind, name and number of the next segment
+        self._started = 0
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        if kind is Kind.BACKWARD or name.endswith(RECOMPUTED):
+            self.events = self.passes[1]
+        self._open.append(["forward" if kind is Kind.FORWARD else "backward", name, 0])
+
+    def end(self) -> None:
+        self.segment()
+        self._open.pop()
+
+    def segment(self) -> None:
+        """End a segment of the activity that is running."""
+        if self._open:
+            activity = self._open[-1]
+            self.events.append(Label(*activity))
+            activity[2] += 1
+
+    def after(self, node: Node) -> None:
+        """Record that the gradients that a node completes are complete."""
+        self.events.append(node.index)
+
+    def start(self, *operation: Any) -> int:
+        """Record the start of an operation; return its number."""
+        self._started += 1
+        self.events.append((self._started, *operation))
+        return self._started
+
+
+class _Mesh(DryMesh):
+    """A mesh whose collectives are recorded."""
+
+    recording: _Recording | None = None
+
+    def start(self, layer: str, collective: Collective) -> Pending:
+        own = self.recording
+        if own is None:
+            return super().start(layer, collective)
+        numbers: list[int] = []
+        own.segment()
+        for axis in collective.axes:
+            group = self.group(axis)
+            pending = collective.start(group, 0)
+            numbers += [own.start(layer, operation, axis, sent) for operation, sent in group.asked]
+        # sums over several axes are sums of sums: all but the last are awaited at once
+        own.events.extend(outlines.Wait(number) for number in numbers[:-1])
+
+        def finish() -> Any:
+            own.segment()
+            own.events.extend(outlines.Wait(number) for number in numbers[-1:])
+            return pending.wait()
+
+        return Pending(None, finish)
+
+
+def _join(
+    few: list[Any],
+    many: list[Any],
+    layers: Mapping[str, Any],
+    line: Callable[[float, float], Linear],
+) -> list[Any]:
+    """Return the events of two passes, with quantities as functions of the samples.
+
+    Numbers are nodes whose gradients are complete.
+    """
+    events: list[Any] = []
+    for one, other in zip(few, many, strict=True):
+        if isinstance(one, Label):
+            events.append(Compute(one, layers[one.name.removesuffix(RECOMPUTED)]))
+        elif isinstance(one, tuple):
+            number, node, operation, axis, sent = one
+            total, largest = (
+                line(measure(sent), measure(other[-1]))
+                for measure in (sum, lambda sizes: max(sizes, default=0))
+            )
+            events.append(outlines.Start(number, node, operation, axis, total, largest, len(sent)))
+        else:
+            events.append(one)
+    return events
+
+
+def _transfer_of(stage: Stage) -> outlines.Transfer:
+    sides = (stage.receives, stage.sends)
+    return outlines.Transfer(*(tuple(4 * prod(value.shape) for value in own) for own in sides))
+
+
+def _outline_of(bucket: Bucket) -> outlines.BucketOutline:
+    shapes = [entry.shape for entry in bucket.parameters]
+    matrices = tuple((s[0], prod(s[1:])) for s in shapes if len(s) > 1)
+    return outlines.BucketOutline(
+        nbytes=bucket.grads.nbytes,
+        group=tuple(bucket.group.split("+")),
+        matrices=matrices,
+        vectors=sum(prod(s) for s in shapes if len(s) < 2),
+        itemsize=bucket.grads.dtype.itemsize,
+    )

@@ -1,0 +1,167 @@
+"""The command line of the oracle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from pydtnn.tools.perfmodel.oracle import table
+from pydtnn.tools.perfmodel.oracle.ask import main as ask
+from pydtnn.tools.perfmodel.oracle.options import Case, axes_of, create_parser
+from pydtnn.tools.perfmodel.oracle.plots import plot_all, plot_sweep
+from pydtnn.tools.perfmodel.oracle.ranking import Entry, best, first_of_kinds
+from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
+from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.training.workload import Workload
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.command import run_command
+from pydtnn.utils.files import write_file
+from pydtnn.utils.tables import csv_of
+from pydtnn.utils.units import align
+
+WIDTH = 160
+"""Columns where the output is not a terminal."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success.
+
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    given = sys.argv[1:] if arguments is None else [*arguments]
+    if given[:1] == ["ask"]:
+        return ask(given[1:])
+    return run_command("pydtnn oracle", lambda: _run(create_parser().parse_args(given)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    case = Case(options)
+    ranks, oracle, platform, work = case.ranks, case.oracle, case.platform, case.work
+    explained = axes_of(options.explain) if options.explain else {}
+    note = platform.check_hosts(max(*ranks, prod(explained.values())))
+    print(case.title)
+    if note:
+        print(f"note: {note}")
+    if options.sweep:
+        plain = replace(case.variants, recompute=False, sharded=False)
+
+        def found_for(number: int) -> list[Workload]:
+            found = case.strategies(number, plain)
+            if options.sweep != "ranks":
+                found = [one.work for one in first_of_kinds(oracle.rank(found)).values()]
+            return found
+
+        _print_sweep(sweep(options.sweep, oracle.projector, found_for, ranks), options)
+        return
+    if options.search is not None:
+        _print_search(oracle.projector, ranks, options.search)
+        return
+    if options.explain:
+        _print_explanation(oracle.entry(replace(work, axes=explained)))
+        return
+    swept = {number: oracle.rank(case.strategies(number)) for number in ranks}
+    if options.explain is not None:
+        chosen = best(swept[max(ranks)])
+        _print_explanation(chosen or swept[max(ranks)][0])
+        return
+    _print(swept, options)
+    print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
+    tried = {*case.kinds} - ({"data"} if options.batch_size else set())
+    print("\n".join(table.of_limits(one for one in case.limits if one.kind in tried)))
+    _write(swept, options, {"model": work.network, "platform": platform.name})
+    if options.plots:
+        for path in plot_all(options.plots, swept, table.title(work, platform.name, None)):
+            print(f"plot: {path}")
+
+
+def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None:
+    from pydtnn.tools.perfmodel.choice import search_lines
+
+    plan: Any = None
+    for number in sorted(ranks):
+        found, lines = search_lines(projector, number)
+        plan = found.best.work.plan
+        print("\n".join([*lines, ""]))
+    if path and plan is None:
+        print(f"{path} was not written: a uniform plan is the best one")
+    elif path:
+        write_file("--search", path, plain_yaml.dump(plan).encode() + b"\n")
+        print(f"plan: {path}")
+
+
+def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) -> None:
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    if options.top == 1 and len(swept) > 1:
+        print("\n".join(table.of_best(swept, width)))
+        chosen = [one for entries in swept.values() if (one := best(entries))]
+        if chosen:
+            fastest = min(chosen, key=lambda one: one.projection.epoch if one.projection else 0)
+            print(f"\nfastest: {fastest.work.strategy}, {fastest.work.ranks} ranks")
+        return
+    top = max(options.top, 10) if len(swept) == 1 and options.top == 1 else options.top
+    for ranks, entries in swept.items():
+        possible = [entry for entry in entries if entry.possible]
+        if possible:
+            print("\n".join(table.ranking(possible[:top], width)))
+        others = [entry for entry in entries if not entry.possible]
+        if others:
+            print(f"{ranks} ranks: {len(others)} more are not possible, such as:")
+            for entry in others[: 3 if possible else top]:
+                print(f"  {entry.work.strategy}: {entry.reason}"[: max(width, 80)])
+
+
+def _print_explanation(entry: Entry) -> None:
+    if entry.projection is None:
+        raise ValueError(entry.reason)
+    print("\n".join(table.explain(entry.projection)))
+    if entry.reason:
+        print(f"not possible: {entry.reason}")
+    print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
+
+
+def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
+    rows: list[list[Any]] = [[f"time of an epoch by {found.axis}", *(p.text for p in found.points)]]
+    for name, entries in found.entries.items():
+        rows.append([name, *(one.epoch if (one := e.projection) else "-" for e in entries)])
+    for column in range(1, len(rows[0])):
+        table.format_times(rows, column)
+    winners = []
+    for column in range(len(found.points)):
+        times_of = {
+            name: projection.epoch
+            for name, entries in found.entries.items()
+            if entries[column].possible and (projection := entries[column].projection)
+        }
+        winners.append(min(times_of, key=lambda name: times_of[name]) if times_of else "none")
+    print("\n".join(align(rows, 1)))
+    print("fastest that is possible:")
+    for point, winner in zip(found.points, winners, strict=True):
+        print(f"  {point.text}: {winner}")
+    everything = [entry for entries in found.entries.values() for entry in entries]
+    _write({0: everything}, options, {"sweep": found.axis})
+    if options.plots:
+        name = f"{options.model}, {options.platform}"
+        print(f"plot: {plot_sweep(options.plots, found, name)}")
+
+
+def _write(
+    swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace, head: Mapping[str, Any]
+) -> None:
+    rows = [entry.to_json() for entries in swept.values() for entry in entries]
+    if options.json:
+        text = json.dumps({**head, "predictions": rows}, indent=1)
+        write_file("oracle", options.json, text.encode() + b"\n")
+    if options.csv:
+        write_file("oracle", options.csv, csv_of(rows).encode())

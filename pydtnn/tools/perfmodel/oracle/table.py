@@ -1,0 +1,234 @@
+"""Tables of ranked strategies and of the limits of each kind, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.layers.attention import DotProductAttention
+from pydtnn.layers.base import Layer
+from pydtnn.layers.collectives import PIPELINE
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.experts import Experts
+from pydtnn.layers.linear import Linear
+from pydtnn.layers.pool import AvgPool2d, MaxPool2d
+from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.tools.perfmodel.oracle.ranking import KINDS, MOST_STAGES, Entry, best
+from pydtnn.tools.perfmodel.prediction import LayerTime, Prediction
+from pydtnn.training.workload import Workload
+from pydtnn.utils.units import align, memory
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The number of ranks up to which a strategy divides the work of all layers.
+
+    Attributes
+    ----------
+    kind : str
+    ranks : int
+    reason : str
+        What limits it. Layers that cannot be divided among more ranks are computed by all of them.
+    """
+
+    kind: str
+    ranks: int
+    reason: str
+
+
+def find_limits(work: Workload, backend: Backend) -> list[Limit]:
+    """Return the limit of each strategy for a network.
+
+    References
+    ----------
+    Kahira et al., "An oracle for guiding large-scale model/hybrid parallel training of
+    convolutional neural networks", HPDC 2021, table 3, last column.
+    """
+    graph = Graph(shapes_of(work.input_shape), backend=dry_backend(backend, 1), dtype=work.dtype)
+    graph.add(work.create_net(), *graph.inputs)
+    layers = [node.layer for node in graph.nodes if node.inputs]
+    least = {"data": Limit("data", work.batch, f"{work.batch} samples in a step")}
+    for limit in _limits(layers):
+        if limit.kind not in least or limit.ranks < least[limit.kind].ranks:
+            least[limit.kind] = limit
+    why = f"{len(layers)} layers"
+    if len(layers) > MOST_STAGES:
+        why += f"; longer pipelines than {MOST_STAGES} mostly wait, and are not tried"
+    least[PIPELINE] = Limit(PIPELINE, min(len(layers), MOST_STAGES), why)
+    return [least[kind] for kind in KINDS if kind in least]
+
+
+def _limits(layers: list[Layer]) -> Iterator[Limit]:
+    """Yield the limits of each layer."""
+    first = True
+    for layer in layers:
+        name, channels = layer.name, layer.input_shapes[0][-1]
+        if isinstance(layer, Conv2d | MaxPool2d | AvgPool2d):
+            rows = layer.output_shape[0]
+            extent = layer.kernel[0] // 2  # a stripe is not thinner than its halo
+            most = min(rows, layer.input_shapes[0][0] // max(extent * layer.stride[0], 1))
+            yield Limit("spatial", max(most, 1), f"{name} has {rows} rows")
+        if isinstance(layer, DotProductAttention):
+            for kind in ("filter", "tensor"):
+                yield Limit(kind, layer.heads, f"{name} has {layer.heads} heads")
+            positions = layer.input_shapes[0][0]
+            yield Limit("context", positions, f"{name} has {positions} positions")
+        if isinstance(layer, Experts):
+            yield Limit("expert", layer.experts, f"{name} has {layer.experts} experts")
+        if isinstance(layer, Conv2d):
+            yield Limit("filter", layer.filters, f"{name} has {layer.filters} filters")
+        if isinstance(layer, Linear):
+            yield Limit("filter", layer.features, f"{name} has {layer.features} features")
+        if isinstance(layer, Conv2d | Linear):
+            most = max(channels, layer.output_shape[-1])  # one of both is divided
+            yield Limit("tensor", most, f"{name} has {most} channels")
+            if not first:  # the channels of an image are not divided
+                yield Limit("channel", channels, f"{name} has {channels} input channels")
+            first = False
+
+
+HEADER = (
+    *("ranks", "strategy", "step", "epoch", "compute", "exposed", "loader", "update"),
+    *("memory", "efficiency", "node h", "bottleneck"),
+)
+
+OMITTED = ("loader", "update", "epoch", "node h", "compute")
+"""Columns that narrow terminals do not show, in this order."""
+
+
+UNITS = ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (600, 1, "s"), (7.2e6, 1 / 3600, "h"))
+"""Limits of times in s, and the units of those below; longer ones are in days."""
+
+
+def durations(times: Sequence[float]) -> list[str]:
+    """Format the times of a column, in s, with three digits and the unit of the shortest.
+
+    >>> durations([75.0, 8000.0]), durations([0.0123])
+    (['75 s', '8,000 s'], ['12.3 ms'])
+    """
+    least = min(times, default=0.0)
+    scale, unit = next(((s, unit) for most, s, unit in UNITS if least < most), (1 / 86400, "d"))
+    values = [scale * seconds for seconds in times]
+    return [f"{own:.3g} {unit}" if own < 1000 else f"{own:,.0f} {unit}" for own in values]
+
+
+def format_times(rows: Iterable[list[Any]], column: int) -> None:
+    """Replace the times of a column, in s, by text with the unit of the shortest."""
+    found = [row for row in rows if isinstance(row[column], float)]
+    for row, text in zip(found, durations([row[column] for row in found]), strict=True):
+        row[column] = text
+
+
+def duration(seconds: float) -> str:
+    """Format a time with three digits."""
+    return durations([seconds])[0]
+
+
+def percent(part: float, whole: float) -> str:
+    """Format a share."""
+    return f"{100 * part / whole:.0f} %"
+
+
+def title(work: Workload, platform: str, per_rank: int | None) -> str:
+    """Return the first line of a report."""
+    shape = "x".join(map(str, work.input_shape))
+    batch = f"{per_rank} samples per rank" if per_rank else f"global batch {work.batch}"
+    return f"{work.network}, {shape}, {batch}, {work.samples:,} samples per epoch, on {platform}"
+
+
+def cells(entry: Entry) -> list[Any]:
+    """Return the cells of an entry that has a projection, with times in s."""
+    one = entry.projection
+    assert one is not None
+    step, whole = one.step, one.seconds
+    waits = step.exposed + step.idle
+    return [
+        str(entry.work.ranks),
+        entry.work.strategy,
+        whole,
+        one.epoch,
+        percent(step.compute - step.update, whole),
+        percent(waits, whole),
+        percent(one.loader, whole),
+        percent(step.update, whole),
+        memory(one.memory.total),
+        percent(entry.efficiency, 1.0),
+        f"{entry.node_hours:.3g}",
+        entry.bottleneck if entry.possible else "memory",
+    ]
+
+
+def ranking(entries: Iterable[Entry], width: int) -> list[str]:
+    """Return a table of entries with a projection, one line each, at most as wide as `width`."""
+    rows = [[*HEADER], *(cells(entry) for entry in entries if entry.projection is not None)]
+    for name in ("step", "epoch"):
+        format_times(rows, HEADER.index(name))
+    order = [1, 0, *range(2, len(HEADER))]
+    lines = align([[row[i] for i in order] for row in rows], 1)
+    for name in OMITTED:
+        if max(map(len, lines)) <= width:
+            break
+        order.remove(HEADER.index(name))
+        lines = align([[row[i] for i in order] for row in rows], 1)
+    return [line[:width] for line in lines]
+
+
+def of_best(found: Mapping[int, Sequence[Entry]], width: int) -> list[str]:
+    """Return a table of the best strategy for each number of ranks."""
+    chosen = [one for entries in found.values() if (one := best(entries)) is not None]
+    lines = ranking(chosen, width)
+    for ranks, entries in found.items():
+        if best(entries) is None:
+            why = entries[0].reason if entries else "no strategy is possible"
+            lines.append(f"{ranks} ranks: {why}"[: max(width, 80)])
+    return lines
+
+
+def of_limits(limits: Iterable[Limit]) -> list[str]:
+    """Return the limits, one line each."""
+    rows = [[limit.kind, f"{limit.ranks} ranks", limit.reason] for limit in limits]
+    return ["  " + line for line in align(rows, 3)]
+
+
+# -- the terms of one prediction ------------------------------------------------------------------
+
+
+def explain(projection: Prediction) -> list[str]:
+    """Return the terms of a prediction: of the step, of memory, and of each layer."""
+    step, one = projection.step, projection
+    terms = [
+        ("forward", step.forward),
+        ("backward", step.backward),
+        ("recomputed", step.recomputed),
+        ("Python outside of layers", step.other),
+        ("exchanges of layers, exposed", step.layers_exposed),
+        ("sums of gradients, exposed", step.gradients_exposed),
+        ("waits for other stages", step.idle),
+        ("update", step.update),
+        ("loader, exposed", one.loader),
+    ]
+    rows = [[name, duration(value), percent(value, one.seconds)] for name, value in terms if value]
+    rows.append(["step", duration(one.seconds), "100 %"])
+    lines = [
+        f"{one.work.strategy}: {one.work.samples_per_rank} samples per rank",
+        *align(rows, 1),
+        "",
+        f"epoch: {one.work.steps} steps of {duration(one.seconds)}, checkpoint "
+        f"{duration(one.checkpoint)}: {duration(one.epoch)}",
+        f"links are busy for {duration(step.busy)} of a step",
+        "",
+    ]
+    parts = asdict(one.memory) | {"memory of a rank": one.memory.total}
+    lines += [*align([[name, memory(value)] for name, value in parts.items()], 1), ""]
+    return lines + _of_layers(step.layers, one.seconds)
+
+
+def _of_layers(layers: Iterable[LayerTime], whole: float) -> list[str]:
+    rows = [["layer", "forward", "backward", "recomputed", "exchange", "share"]]
+    for layer in layers:
+        times = (layer.forward, layer.backward, layer.recomputed, layer.exchange)
+        rows.append([layer.name, *map(duration, times), f"{100 * layer.seconds / whole:.1f} %"])
+    return align(rows, 1)

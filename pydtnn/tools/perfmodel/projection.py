@@ -1,0 +1,321 @@
+"""Projections: time and memory of strategies, from outlines that are computed once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import astuple, replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.schedules.auto import RULE
+from pydtnn.data.order import own_shards
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.model.memory import PROCESS_BYTES
+from pydtnn.parallel.pipeline.check import StageTime, Timeline, carry_out, most_in_flight, plan_of
+from pydtnn.parallel.pipeline.schedules import Action, placement
+from pydtnn.tools.perfmodel import timing
+from pydtnn.tools.perfmodel.compression import find_compression
+from pydtnn.tools.perfmodel.compute import ComputeCosts
+from pydtnn.tools.perfmodel.dry_step import DryStep
+from pydtnn.tools.perfmodel.formulas import Placement
+from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
+from pydtnn.tools.perfmodel.outline import Outline
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.prediction import (
+    LayerTime,
+    Memory,
+    Prediction,
+    RankPrediction,
+    StepTime,
+)
+from pydtnn.tools.perfmodel.timing import Tables
+from pydtnn.training.checks import DEFAULT_PER_RANK
+from pydtnn.training.workload import SHARDED, Workload, first_unknown
+
+SCRATCH = 0.75
+"""Memory of a schedule for parts of arrays that are received and added, relative to the gradients,
+while all buckets are in progress; an MPI library has that of whole arrays inside a host."""
+
+
+KNOWN: dict[str, tuple[Any, ...]] = {
+    "device": ("cpu",),
+    "tuning": (None, "measure", "fixed"),
+    "scheme": ("allreduce", "hierarchical", *SHARDED),
+    "scheme_options": ({},),
+    "allreduce": (RULE,),
+    "overlap": (True,),
+    "exact": (False,),
+    "check_messages": (False,),
+    "dtype": ("float32", "float64"),
+    "formats": (None,),
+    "fusion": (True,),
+    "sync_batch_norm": (False,),
+    "accumulation": (1,),
+    "freeze": ((),),
+}
+"""Values that have formulas, of fields of a `Workload` that are limited."""
+
+
+def without_formula(work: Workload, platform: Platform | None = None) -> str:
+    """Return the first field whose value has no formula; empty if there is none."""
+    if platform is not None and work.threads not in (None, platform.compute.threads):
+        return "threads"
+    copied = work.scheme in SHARDED and [*work.scheme_options] == ["copies"]
+    copied = copied and work.copies > 0 and work.data % work.copies == 0
+    name = first_unknown(replace(work, scheme_options={}) if copied else work, KNOWN)
+    return name or ("compress" if work.compress and work.scheme in SHARDED[1:] else "")
+
+
+class Projector:
+    """Projections of the training of one network on one platform.
+
+    Parameters
+    ----------
+    work : Workload
+        Those that are projected differ from it in batch, optimizer, and how ranks share it.
+    platform : Platform
+    costs : ComputeCosts
+    backend : Backend, optional
+        The backend whose allocations are counted; nothing is computed.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        platform: Platform,
+        costs: ComputeCosts,
+        backend: Backend | None = None,
+    ) -> None:
+        self.work, self.platform, self.costs = work, platform, costs
+        self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
+        self._steps: dict[Any, DryStep] = {}
+        self._outlines: dict[Any, Outline | ValueError] = {}
+        self._tables: dict[int, Tables] = {}
+        self._known: dict[int, dict[int, dict[int, float]]] = {}
+        self._compression = lru_cache(maxsize=None)(
+            lambda name, options: find_compression(name, dict(options), platform.rank_bandwidth)
+        )
+
+    def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
+        """Return a projector for another platform, with the same outlines."""
+        other = Projector(self.work, platform, costs, self.backend)
+        other._steps, other._outlines = self._steps, self._outlines
+        return other
+
+    def on(self, platform: Platform) -> Projector:
+        """Return a projector for another platform, with the same costs there."""
+        return self.with_platform(platform, self.costs.on(platform))
+
+    def tables(self, work: Workload, stage: int = 0) -> Tables:
+        """Return the outline of a rank, with its costs; computed once.
+
+        Parameters
+        ----------
+        work : Workload
+        stage : int
+            Of a pipeline.
+
+        Raises
+        ------
+        ValueError
+            If the plan does not fit the network.
+        """
+        between = self._between(work)
+        cut = (*work.cut.items(), repr(work.plan), work.pipeline_schedule)
+        place = (*cut, work.bucket_bytes, stage)
+        key = place, between, repr(work.recompute)
+        if key not in self._outlines:
+            try:
+                if place not in self._steps:
+                    names = ("axes", "plan", "bucket_bytes", "pipeline_schedule")
+                    own = replace(self.work, **{name: getattr(work, name) for name in names})
+                    self._steps[place] = DryStep(own, self.backend, stage=stage)
+                step = self._steps[place]
+                found: Outline | ValueError = step.outline(work.recompute, between_hosts=between)
+            except ValueError as error:
+                found = error
+            self._outlines[key] = found
+        found = self._outlines[key]
+        if isinstance(found, ValueError):
+            raise found
+        if id(found) not in self._tables:
+            known = self._known.setdefault(id(found.forward), {})  # has the same segments
+            self._tables[id(found)] = Tables(found, self.costs, known)
+        return self._tables[id(found)]
+
+    def _between(self, work: Workload, axis: str = "data") -> bool:
+        """Return whether the ranks along an axis are on several hosts."""
+        own, per_host = work.axes.get(axis, 1), self.platform.cluster.ranks_per_host
+        if own == 1:
+            return False
+        return Placement.along(own, work.stride(axis), per_host, work.ranks).hosts > 1
+
+    def check(self, work: Workload) -> None:
+        """Raise ValueError if there is no formula for a value of a field."""
+        if name := without_formula(work, self.platform):
+            raise ValueError(
+                f"{work.strategy}: there is no formula for {name} {getattr(work, name)!r} on "
+                f"{self.platform.name}; omit it, or use virtual ranks"
+            )
+
+    def project(self, work: Workload) -> Prediction:
+        """Predict training.
+
+        Raises
+        ------
+        ValueError
+            If there is no formula for a value of a field, or training is not possible: fewer
+            samples than ranks, or a plan that does not fit.
+        """
+        self.check(work)
+        samples = work.samples_per_rank
+        if work.memory_limit is not None:  # as little is computed again as fits
+            full = self.project(replace(work, recompute=None, memory_limit=None))
+            if full.memory.total <= work.memory_limit:
+                return full
+        compression = None
+        if work.compress and work.data > 1:
+            options = tuple(sorted(work.compress_options.items()))
+            compression = self._compression(work.compress, options)
+        messages = MessageCosts(self.platform, work, compression)
+        if work.stages > 1:
+            return self._project_stages(work, messages)
+        tables = self.tables(work)
+        step = timing.step_time(tables, messages, samples)
+        memory = self._memory(messages, tables.outline, samples, 1)
+        return self._complete(work, step, [memory], [tables])
+
+    def _complete(
+        self, work: Workload, step: StepTime, memories: list[Memory], tables: list[Tables]
+    ) -> Prediction:
+        """Return the prediction for one rank that stands for all, or one of each stage."""
+        own = [one.outline.memory for one in tables]
+        state = sum(one.values + work.slots * one.trained for one in own)
+        memory = max(memories, key=lambda memory: memory.total)
+        return Prediction.of(work, self.platform, [RankPrediction(step, memory)], state)
+
+    def _memory(
+        self, messages: MessageCosts, outline: Outline, samples: int, in_flight: float
+    ) -> Memory:
+        own, work, groups = outline.memory, messages.work, messages.groups
+        kept = (in_flight - 1) * own.kept(samples)
+        buffers = 2.0 * own.trained if work.compress else 0.0
+        sizes = sorted(bucket.nbytes for bucket in outline.buckets) or [0]
+        others = [(1 - 1 / work.parts) * nbytes for nbytes in sizes]  # parts of other ranks
+        if work.parts > 1:
+            buffers += (2 + 1 / work.parts) * sizes[-1]  # as `virtual.communicator.Buffers`
+        if not work.compress:
+            for bucket in outline.buckets:  # sums along axes of one kind follow one another
+                axes = {*bucket.group, OPPOSITE} - ({"data"} if work.parts > 1 else set())
+                hosts = [groups[a].hosts for a in axes if a in groups and groups[a].ranks > 1]
+                buffers += bucket.nbytes * sum({SCRATCH if n > 1 else 1.0 for n in hosts})
+        if work.ema is not None:  # and an array as long as the largest bucket
+            buffers += own.trained + sizes[-1]
+        released = SHARDED.index(work.scheme) if work.parts > 1 else 0  # gradients, then values
+        return Memory(
+            parameters=own.values + own.copies - (sum(others[:-2]) if released > 1 else 0),
+            gradients=(own.shared if work.uses_up else own.gradients)
+            - (sum(others[:-1]) if released else 0),
+            slots=work.slots * own.trained / work.parts,
+            activations=max(own.peak.at(samples) - own.flat, 0.0) + kept,
+            scratch=own.scratch,
+            messages=buffers,
+            process=PROCESS_BYTES,
+        )
+
+    # -- pipelines --------------------------------------------------------------------------------
+
+    def _project_stages(self, work: Workload, messages: MessageCosts) -> Prediction:
+        ranks = work.stages
+        most = work.micro_batches or DEFAULT_PER_RANK * ranks
+        _, shards = own_shards(work.batch, work.data * most, 0, work.data)
+        sizes = [rows.stop - rows.start for _, rows in shards]  # of the micro-batches, nearly equal
+        own = sizes[0]
+        plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
+        owners = placement(work.pipeline_schedule, ranks)
+        two = OPPOSITE in messages.groups  # directions
+        if two and (work.compress or work.scheme == "hierarchical"):
+            raise ValueError(
+                f"{work.strategy}: two directions require sums of gradients by allreduce or a "
+                "sharded scheme, which are not compressed; use 1f1b"
+            )
+        tables = [self.tables(work, rank) for rank in range(ranks)]
+        passes: dict[tuple[int, int], timing.PassTime] = {}  # by stage and samples
+        times: dict[tuple[int, int], StageTime] = {}
+        for rank, table in enumerate(tables):
+            stages = zip(owners.stages_of(rank), table.outline.transfers, strict=True)
+            for (part, (stage, values)), n in product(enumerate(stages), {*sizes}):
+                passes[stage, n] = one = timing.pass_time(table, messages, n, part)
+                sides = zip((-1, 1), values, strict=True)
+                far = [len(v) for to, v in sides if v and owners.of(stage) != owners.of(stage + to)]
+                calls = sum(far) * messages.links.overhead  # of each value
+                back, ahead = (messages.stage([n * each for each in side]) for side in values)
+                times[stage, n] = StageTime(
+                    one.forward + calls, one.backward + calls, ahead, back, one.parameters
+                )
+        counts = [
+            Counter((a.stage, sizes[a.micro_batch]) for a in actions if a.kind == "forward")
+            for actions in plan
+        ]
+        computed = [
+            sum(n * (passes[key].forward + passes[key].backward) for key, n in own.items())
+            for own in counts
+        ]
+        slowest = computed.index(max(computed))
+        last = {actions[-1]: rank for rank, actions in enumerate(plan)}
+        sums = []  # within the last action of a rank, and after it
+        for (_, number, _), rank in last.items():
+            alone = sum(passes[s, sizes[number]].backward for s in owners.stages_of(rank))
+            given = tables[rank], messages, sizes[number], alone
+            sums.append(timing.gradients_exposed(*given, overlap=not two))
+
+        def time(action: Action) -> StageTime:
+            own = times[action.stage, sizes[action.micro_batch]]
+            within = sums[last[action]][0] if action in last else 0.0
+            later = own.parameters or 0.0
+            return own._replace(backward=own.backward + within, parameters=later + within)
+
+        line = carry_out(plan, time, messages.stage([0.0]))
+        exposed = [after for _, after in sums]
+        if two:
+            for rank, table in enumerate(tables):
+                exposed[rank] += _opposite_exposed(line, rank, messages, table.outline)
+        updates = [timing.update_seconds(one, messages) for one in tables]
+        meeting = duration(messages.meetings)
+        added, met = sums[slowest][0] + exposed[slowest] - meeting, max(line.ends) + meeting
+        end = max(  # others have begun the next step when a rank with later stages does
+            max(line.ends[k] + exposed[k], met) + updates[k] - line.of(k)[0].begin
+            for k in range(ranks)
+        )
+        layers: dict[str, Any] = defaultdict(lambda: np.zeros(4))
+        busy = 0.0
+        for key, n in counts[slowest].items():
+            busy += n * (passes[key].busy + 2 * times[key].ahead)
+            for layer in passes[key].layers:
+                layers[layer.name] += n * np.array(astuple(layer)[1:])
+        step = StepTime(
+            tuple(LayerTime(name, *parts.tolist()) for name, parts in layers.items()),
+            other=messages.slowdown * tables[slowest].step(own),
+            update=updates[slowest],
+            gradients_exposed=added if added > 1e-12 else 0.0,  # less is rounding
+            busy=busy,
+        )
+        working = step.seconds - step.other
+        step = replace(step, idle=max(end - working, 0.0))
+        memories = [
+            self._memory(messages, one.outline, own, most_in_flight(actions))
+            for one, actions in zip(tables, plan, strict=True)
+        ]
+        return self._complete(work, step, memories, tables)
+
+
+def _opposite_exposed(line: Timeline, rank: int, messages: MessageCosts, outline: Outline) -> float:
+    """Return how long a rank waits at the end for the sums over two ranks with its stages, in s."""
+    stages, now = line.stages_of(rank), 0.0
+    each = sum(duration(messages.allreduce(OPPOSITE, one.nbytes)) for one in outline.buckets)
+    for end in sorted(max(e.end for e in line.events if e.action.stage == s) for s in stages):
+        now = max(now, end) + each / len(stages)
+    return max(now - line.ends[rank], 0.0)

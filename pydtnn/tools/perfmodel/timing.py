@@ -1,0 +1,252 @@
+"""The time of a training step, from its outline, costs of compute and a platform.
+
+The events of the outline are followed on one rank: compute advances its clock, collectives of
+layers and sums of gradients are rounds on its links (`pydtnn.tools.perfmodel.overlap`), which make
+progress between layers; a wait ends when the last round does. If the ranks of a host have fewer
+cores than threads, compute takes longer by that ratio, as if all of them computed at all times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydtnn.tools.perfmodel.compute import ComputeCosts, Label
+from pydtnn.tools.perfmodel.compute.analytic import accesses
+from pydtnn.tools.perfmodel.messages import MessageCosts
+from pydtnn.tools.perfmodel.outline import (
+    BucketOutline,
+    Compute,
+    Event,
+    Outline,
+    Ready,
+    Start,
+    Wait,
+)
+from pydtnn.tools.perfmodel.overlap import Channel, Operation
+from pydtnn.tools.perfmodel.prediction import LayerTime, StepTime
+
+STEP = Label("phase", "step", 0)
+
+
+@dataclass(eq=False)
+class Tables:
+    """Costs of the segments of an outline's passes, by numbers of samples.
+
+    Parameters
+    ----------
+    outline : Outline
+    costs : ComputeCosts
+    known : dict
+        What `of` has computed, by number of samples; outlines with the same segments share it.
+    """
+
+    outline: Outline
+    costs: ComputeCosts
+    known: dict[int, dict[int, float]]
+
+    def of(self, samples: int) -> Mapping[int, float]:
+        """Return the seconds of each segment, by the identity of its event."""
+        if samples not in self.known:
+            self.known[samples] = {
+                id(event): self.costs.seconds(event.label, event.layer, samples)
+                for event in (*self.outline.forward, *self.outline.backward)
+                if isinstance(event, Compute)
+            }
+        return self.known[samples]
+
+    def step(self, samples: int) -> float:
+        """Return the time of Python outside of layers, in s."""
+        return self.costs.seconds(STEP, None, samples)
+
+
+class _Clock:
+    """One rank's main thread during a step."""
+
+    def __init__(self, tables: Tables, messages: MessageCosts, samples: int) -> None:
+        self.tables, self.seconds = tables, tables.of(samples)
+        self.messages, self.samples = messages, samples
+        self.slowdown = messages.slowdown
+        self.now = 0.0
+        self.channel = Channel()
+        self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+        self.gradient_work = self.later = 0.0
+        self._computed: list[float] = []  # since this rank has waited for others
+        self.gathers = messages.waits and messages.work.scheme == "sharded_parameters"
+        self._gathered: dict[int, Operation] = {}  # of the buckets that this rank has
+        self._waiting: list[tuple[BucketOutline, Operation]] = []  # for sums along other axes
+
+    def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:
+        """Follow the events of a pass; the buckets are exchanged if they are given."""
+        started: dict[int, tuple[Operation, str]] = {}
+        before_event: Event | None = None
+        for event in events:
+            if isinstance(event, Compute):
+                if self.gathers and not event.label.index:
+                    self._gather(*event.part)
+                seconds = self.slowdown * self.seconds[id(event)]
+                self.now += seconds
+                if seconds:
+                    self._computed.append(seconds)
+                node, kind = event.part
+                self.parts[node][kind] += seconds
+                self.later += event.later * seconds
+                before, self.now = self.now, self.channel.poll(self.now)
+                self.gradient_work += self.now - before
+            elif isinstance(event, Start):
+                rounds = self.messages.layer(event, self.samples)
+                started[event.number] = self.channel.start(rounds, self.now), event.node
+            elif isinstance(event, Wait):
+                operation, node = started.pop(event.number)
+                before = self.now
+                self._await_slowest()
+                self.now = self.channel.wait(operation, self.now)
+                self.parts[node][3] += self.now - before
+            elif buckets:
+                if not isinstance(before_event, Ready):
+                    self._pass_on()
+                self._ready(buckets[event.bucket])
+            before_event = event
+
+    def _ready(self, bucket: BucketOutline) -> None:
+        """Start the sums of a bucket, as `pydtnn.training.axis_sums`."""
+        *axes, last = [axis for axis in bucket.group if axis != "data"] or [""]
+        for axis in axes:
+            self._wait(self.channel.start(self.messages.allreduce(axis, bucket.nbytes), self.now))
+        if last or self._waiting:
+            rounds = self.messages.allreduce(last, bucket.nbytes) if last else ()
+            self._waiting.append((bucket, self.channel.start(rounds, self.now)))
+        else:
+            self._exchange(bucket)
+
+    def _pass_on(self) -> None:
+        """Wait for the sums along other axes of earlier layers, and start those along "data"."""
+        for bucket, operation in self._waiting:
+            self._wait(operation)
+            self._exchange(bucket)
+        self._waiting.clear()
+
+    def _exchange(self, bucket: BucketOutline) -> None:
+        operation = self.channel.start(self.messages.along_data(bucket), self.now)
+        if self.messages.waits:
+            self._wait(operation)
+
+    def _gather(self, node: str, kind: int) -> None:
+        """Gather the parameters that the next pass reads, and start with later ones."""
+        if (node, kind % 2) not in self.tables.outline.reads:
+            return
+        now, ahead = self.tables.outline.reads[node, kind % 2]
+        needed = now if kind == 2 else (*now, *ahead)  # a repeated pass gathers nothing in advance
+        for bucket in self._gathered.keys() - needed:  # it is released
+            self._wait(self._gathered.pop(bucket))
+        for bucket in needed:
+            if bucket not in self._gathered:
+                rounds = self.messages.gather(self.tables.outline.buckets[bucket])
+                hidden = [min(one[1:]) for one in rounds]  # travels while messages are posted
+                self.channel.busy += sum(hidden)
+                pairs = zip(rounds, hidden, strict=True)
+                rounds = tuple(one._replace(transfer=one.transfer - own) for one, own in pairs)
+                self._gathered[bucket] = self.channel.start(rounds, self.now)
+        for bucket in now:
+            self._wait(self._gathered[bucket])
+
+    def _wait(self, operation: Operation) -> None:
+        """Wait for parameters or gradients."""
+        before = self.now
+        if not operation.done:
+            self._await_slowest()
+            self.now = self.channel.wait(operation, self.now)
+        self.gradient_work += self.now - before
+
+    def _await_slowest(self) -> None:
+        """Wait for the slowest rank: what varies from pass to pass averages out over several."""
+        compute, passes = self.messages.platform.compute, len(self._computed)
+        if passes:
+            varying = (compute.slowest_pass - compute.slowest_step) / passes**0.5
+            self.now += (compute.slowest_step - 1 + max(varying, 0.0)) * sum(self._computed)
+            self._computed.clear()
+
+    def finish(self) -> None:
+        """Wait for all sums of gradients, and exchange those that the update exchanges."""
+        self._pass_on()
+        before = self.now
+        if self.messages.work.data > 1:
+            self._await_slowest()
+        self.now = self.channel.finish(self.now)
+        for bucket in self.tables.outline.buckets:
+            rounds = self.messages.update(bucket)
+            self.now = self.channel.wait(self.channel.start(rounds, self.now), self.now)
+        self.gradient_work += self.now - before
+
+    def layers(self) -> tuple[LayerTime, ...]:
+        """Return the times of layers in the order of execution."""
+        return tuple(LayerTime(name, *parts) for name, parts in self.parts.items())
+
+
+def update_seconds(tables: Tables, messages: MessageCosts) -> float:
+    """Return the time of the optimizer's update of this rank's parameters, in s."""
+    work, platform = messages.work, messages.platform
+    moved = accesses(work.slots, work.clipping) * tables.outline.memory.trained / work.parts
+    return messages.slowdown * moved / platform.update_bandwidth
+
+
+def step_time(tables: Tables, messages: MessageCosts, samples: int) -> StepTime:
+    """Return the time of a step of a rank's samples without a pipeline."""
+    clock = _Clock(tables, messages, samples)
+    clock.run(tables.outline.forward)
+    clock.channel.start(messages.losses, clock.now)
+    clock.run(tables.outline.backward, tables.outline.buckets)
+    clock.finish()
+    return StepTime(
+        clock.layers(),
+        other=messages.slowdown * tables.step(samples),
+        update=update_seconds(tables, messages),
+        gradients_exposed=clock.gradient_work,
+        busy=clock.channel.busy,
+    )
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Times of one micro-batch in a stage of a pipeline, in s.
+
+    `parameters` is the part of backward that may be computed later.
+    """
+
+    forward: float
+    backward: float
+    parameters: float
+    layers: tuple[LayerTime, ...]
+    busy: float
+
+
+def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -> PassTime:
+    """Return the times of a micro-batch in a stage of a rank, without sums of gradients."""
+    clock, outline = _Clock(tables, messages, samples), tables.outline
+    clock.run(outline.of_part(outline.forward, part))
+    forward = clock.now
+    clock.run(outline.of_part(outline.backward, part))
+    backward = clock.now - forward
+    return PassTime(forward, backward, clock.later, clock.layers(), clock.channel.busy)
+
+
+def gradients_exposed(
+    tables: Tables, messages: MessageCosts, samples: int, backward: float, *, overlap: bool = True
+) -> tuple[float, float]:
+    """Return the time that sums add to the last micro-batch's backward, and that after it, in s.
+
+    `backward` is its time without them. Without `overlap`, they start when it has ended.
+    """
+    outline, clock, alone = tables.outline, *(_Clock(tables, messages, samples) for _ in range(2))
+    events = [event for event in outline.backward if overlap or isinstance(event, Ready)]
+    clock.run(events, outline.buckets)
+    end = clock.now
+    for one in messages.meetings:
+        clock.now = clock.channel.wait(clock.channel.start((one,), clock.now), clock.now)
+    clock.finish()
+    if clock.gathers or not overlap:
+        alone.run(events)
+        backward = alone.now
+    within = end - backward if overlap and end - backward > 1e-12 else 0.0  # less is rounding
+    return within, max(clock.now - backward - within, 0.0)

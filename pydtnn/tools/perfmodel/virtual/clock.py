@@ -1,0 +1,164 @@
+"""The clock of a virtual rank: it is advanced by what the rank is observed to do."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
+from pydtnn.tools.perfmodel.compute.segments import Activities
+from pydtnn.tools.perfmodel.engine.engine import Engine
+from pydtnn.tools.perfmodel.prediction import LayerTime, StepTime
+from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
+from pydtnn.utils.clock import Clock
+from pydtnn.utils.observer import Kind, Observer, layer_of
+
+PARTS = (Kind.KERNEL, Kind.LOAD)
+"""Activities inside segments, which are reported in some runs only."""
+
+
+class SegmentClock(Clock, Observer):
+    """Virtual time that advances by the cost of the segment that a notification ends.
+
+    Time inside a communicator belongs to no segment: it is that of messages.
+
+    Parameters
+    ----------
+    costs : ComputeCosts
+
+    Attributes
+    ----------
+    steps : int
+        Training steps that have begun.
+    """
+
+    common = True
+
+    def __init__(self, costs: ComputeCosts) -> None:
+        self.steps = 0
+        self._costs = costs
+        self._activities = Activities()
+        self._known: dict[tuple[Label, int], float] = {}
+        self._layers: Mapping[str, Any] = {}
+        self._samples = 0
+        self._parts = 0  # activities in progress that end no segment
+        self._before = 0.0
+        self._sums: dict[Label, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    @abstractmethod
+    def spend(self, seconds: float) -> None:
+        """Advance by the time of a segment without disturbances, in s."""
+
+    def lane(self, name: str) -> Observer:
+        """Return an observer of another thread, whose work takes no virtual time."""
+        return Observer()
+
+    def layers(self, layers: Mapping[str, Any]) -> None:
+        self._layers = layers
+        self._known.clear()
+
+    def samples(self, samples: int) -> None:
+        self._samples = samples
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        if kind in PARTS:
+            self._parts += 1
+            return
+        self._advance()
+        self._activities.begin(kind, name)
+        if kind is Kind.PHASE and name == "step":
+            self.steps += 1
+
+    def end(self) -> None:
+        if self._parts:
+            self._parts -= 1
+            return
+        self._advance()
+        self._activities.end()
+
+    def _advance(self) -> None:
+        label, begin, now = self._activities.ending(), self._before, self.now()
+        if label is not None:
+            self.spend(self._seconds(label))
+        self._before = self.now()
+        if named := self._activities.named:
+            own = self._sums[named]
+            own[0] += self._before - now
+            own[1] += now - begin  # in calls of the communicator
+
+    def take(self, steps: int = 1) -> StepTime:
+        """Return the mean time of the steps since the last call, and forget them."""
+        layers: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+        phases: dict[str, float] = defaultdict(float)
+        waited = 0.0
+        for label, (computed, messages) in self._sums.items():
+            if label.kind == "phase":
+                phases["update" if label.name == "update" else "other"] += computed / steps
+                waited += messages / steps
+                continue
+            name, part = label.part
+            layers[name][part] += computed / steps
+            layers[name][3] += messages / steps
+        self._sums.clear()
+        times = tuple(LayerTime(name, *parts) for name, parts in layers.items())
+        return StepTime(times, phases["other"], phases["update"], waited)
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the time in s."""
+
+    def now_ns(self) -> int:
+        return round(1e9 * self.now())
+
+    def _seconds(self, label: Label) -> float:
+        """Return the time of a segment, in s."""
+        key = label, self._samples
+        seconds = self._known.get(key)
+        if seconds is None:
+            layer = self._layers.get(layer_of(label.name))
+            layer = None if label.kind == "phase" else layer
+            seconds = self._costs.seconds(label, layer, self._samples)
+            if self._costs.constant and layer is not None:
+                self._known[key] = seconds
+        return seconds
+
+
+class RankClock(SegmentClock):
+    """Virtual time of a rank, which the engine advances by the time of messages.
+
+    Parameters
+    ----------
+    engine : Engine
+    rank : int
+        Number of the rank among all ranks of the run.
+    costs : ComputeCosts
+    disturbances : Disturbances
+    """
+
+    def __init__(
+        self, engine: Engine, rank: int, costs: ComputeCosts, disturbances: Disturbances
+    ) -> None:
+        super().__init__(costs)
+        self.engine, self._rank = engine, rank
+        self._ranks, self._disturbances = np.array([rank]), disturbances
+
+    def now(self) -> float:
+        return self.engine.clock(self._rank)
+
+    def spend(self, seconds: float) -> None:
+        if self._disturbances is not NONE:
+            now = self.engine.clock(self._rank)
+            times, disturbances = np.array([now]), self._disturbances
+            seconds *= float(disturbances.factors(times, self.steps, self._ranks)[0])
+            disturbances.check_failure(self._rank, now + seconds)
+        self.engine.spend(self._rank, seconds)
+
+    def pause(self) -> None:
+        self.engine.pause(self._rank)
+
+    def add(self, nbytes: int) -> None:
+        self.engine.spend(self._rank, nbytes * self.engine.network.add)

@@ -1,0 +1,320 @@
+"""The communicator of a virtual rank: values as between threads, times of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.steps import doublings
+from pydtnn.comm.thread import Ended, name_source
+from pydtnn.comm.traffic import Traffic
+from pydtnn.tools.perfmodel.engine.engine import Completion, Engine
+from pydtnn.tools.perfmodel.engine.post import PostOffice
+from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.formulas import library_terms
+from pydtnn.utils.clock import now_ns
+from pydtnn.utils.errors import RankError
+from pydtnn.utils.observer import Kind
+from pydtnn.utils.request import Request
+
+
+def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[int]) -> float:
+    """Return the time of a collective call after the last rank has joined, in s.
+
+    It consists of the latencies of a tree, and the time of the bytes on the slowest route.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the call.
+    nbytes : int
+        Length of the whole array, in B.
+    network : Network
+    members : sequence of int
+        The ranks of the group.
+    """
+    terms = library_terms(kind, len(members))
+    if not terms.rounds:
+        return 0.0
+    first = [*{network.hosts[rank]: rank for rank in reversed(members)}.values()][::-1]
+    if len(first) == 1:
+        first = [*members[:2]]
+    tree = ((first[0], first[distance]) for distance in doublings(len(first)))
+    routes = [network.route(*pair) for pair in (*pairwise(first), *tree)]
+    latency = max(route.latency for route in routes)
+    return terms.rounds * latency + terms.sent * nbytes / min(route.bandwidth for route in routes)
+
+
+PIECE = 1 << 16
+"""Bytes of a message that are copied after the last of them has arrived."""
+
+
+@dataclass
+class Copies:
+    """Copying of a rank, part of which takes place while the rank waits.
+
+    Attributes
+    ----------
+    pending : int
+        Messages that are not complete.
+    waited : float
+        Time in s for which the rank has waited since there are any, and has not yet used to copy.
+    """
+
+    pending: int = 0
+    waited: float = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Note that the rank has waited."""
+        if self.pending:
+            self.waited += seconds
+
+    def complete(self, seconds: float, last: float) -> float:
+        """Return for how long a rank still copies when one of its messages is complete.
+
+        Parameters
+        ----------
+        seconds : float
+            Time to copy the message.
+        last : float
+            Time to copy its last piece.
+        """
+        hidden = min(self.waited, seconds - last)
+        self.pending -= 1
+        self.waited = self.waited - hidden if self.pending else 0.0
+        return seconds - hidden
+
+
+class Group:
+    """State shared by the communicators of one group.
+
+    Parameters
+    ----------
+    engine : Engine
+    processor : Processor
+    name : str
+    members : sequence of int
+        Its ranks, numbered among all ranks of the run.
+    """
+
+    def __init__(
+        self, engine: Engine, processor: Processor, name: str, members: Sequence[int]
+    ) -> None:
+        self.engine, self.processor, self.name, self.members = engine, processor, name, members
+        self.hosts: list[Hashable] = [engine.network.hosts[rank] for rank in members]
+        self.office = PostOffice(engine, members, processor)
+        self.meetings: dict[int, _Times] = {}
+
+
+class _Times:
+    """A meeting, the times at which ranks arrive, and the completions of their calls."""
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.meeting = Meeting(len(members))
+        self.joined = [0.0] * len(members)
+        self.left = [Completion(rank) for rank in members]
+        self.nbytes = 0
+
+
+@dataclass
+class Buffers:
+    """Memory of an MPI library for the pending sums of a rank.
+
+    That of an all-reduce is as long as its array; a reduce-scatter takes two such arrays, and its
+    result, which callers allocate for the call only.
+
+    Attributes
+    ----------
+    pending, most : int
+        Bytes now, and the most so far.
+    """
+
+    pending: int = 0
+    most: int = 0
+
+    def take(self, nbytes: int) -> None:
+        """Allocate memory for a sum; a negative number of bytes returns it."""
+        self.pending += nbytes
+        self.most = max(self.most, self.pending)
+
+
+class VirtualCommunicator(MeetingCommunicator):
+    """One rank of a group of virtual ranks; created by `run_virtual` and `split`.
+
+    Values are those of `run_threads`: reductions run in the order of the ranks.
+
+    Attributes
+    ----------
+    buffers : Buffers
+        Of all groups of the rank.
+    copies : Copies
+        Of all groups of the rank.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        rank: int,
+        traffic: Traffic | None = None,
+        buffers: Buffers | None = None,
+        copies: Copies | None = None,
+    ) -> None:
+        super().__init__(group, rank, traffic)
+        self.buffers = buffers or Buffers()
+        self.copies = copies or Copies()
+        self._engine = group.engine
+        self._own = group.members[rank]
+
+    def abort(self, code: int) -> NoReturn:
+        self._engine.end(RankError(self.rank, f"aborted with status {code}"))
+        raise Ended(f"rank {self.rank}: aborted with status {code}")
+
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
+        if self.size > 1:
+            self.buffers.take(array.nbytes)
+        return super()._iallreduce(array, op)
+
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        taken = 2 * array.nbytes + out.nbytes if self.size > 1 else out.nbytes
+        self.buffers.take(taken)
+        super()._reduce_scatter(array, counts, out)
+        self.buffers.take(-taken)
+
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        start = now_ns()
+        done = self._group.office.send(self.rank, to, tag, array)
+        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes)
+        return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
+
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
+        start = now_ns()
+        done = self._group.office.receive(source, self.rank, tag, array)
+        received = _Transfer(
+            self, lambda: f"recv from {name_source(source)} (tag {tag})", done, source, array.nbytes
+        )
+        return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
+
+    def _create_group(self, name: str, members: list[int]) -> Group:
+        return Group(self._engine, self._group.processor, name, members)
+
+    def _create_member(self, group: Group, rank: int) -> VirtualCommunicator:
+        shared = self.traffic, self.buffers, self.copies
+        return VirtualCommunicator(group, rank, *shared)
+
+    def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> _Times:
+        """Bring `value` to this rank's next meeting, at the present time of its clock."""
+        turn, self._turn = self._turn, self._turn + 1
+        group, engine, rank = self._group, self._engine, self.rank
+        times = group.meetings.setdefault(turn, _Times(self.members))
+
+        def arrive() -> None:
+            times.joined[rank] = engine.now
+            times.nbytes = max(times.nbytes, call.nbytes)
+            if times.meeting.join(rank, call, value, combine):
+                del group.meetings[turn]
+                left = self._leave(call, times)
+                for done, at in zip(times.left, left, strict=True):
+                    engine.complete(done, at)
+
+        if self.size > 1:
+            engine.spend(self._own, group.processor.call)
+        engine.post(self._own, arrive)
+        return times
+
+    def _leave(self, call: Call, times: _Times) -> list[float]:
+        """Return the time at which each rank leaves a collective call, in s."""
+        group, nbytes = self._group, 0 if self._adds(call) else times.nbytes
+        library = group.processor.library
+        measured = None if library is None else library(call.kind, nbytes, self.size)
+        if measured is None or self.size == 1:
+            network = self._engine.network
+            measured = library_seconds(call.kind, nbytes, network, group.members)
+        return [max(times.joined) + measured] * self.size
+
+    def _adds(self, call: Call) -> bool:
+        """Return whether the processors of the ranks add and copy the arrays of a call."""
+        group = self._group
+        return call.kind == "allreduce" and group.processor.add > 0 and len({*group.hosts}) == 1
+
+    def _finish(self, call: Call, times: _Times) -> Any:
+        self._wait(
+            times.left[self.rank],
+            lambda: f"{call.text} (without rank {times.meeting.missing()})",
+            late=self._group.processor.library is None,  # measured times are those of ranks
+        )
+        if times.meeting.problem:
+            raise ValueError(times.meeting.problem)
+        if call.kind == "allreduce" and self.size > 1:
+            self.buffers.take(-call.nbytes)
+            if self._adds(call):
+                nbytes = times.nbytes * (1 - 1 / self.size)
+                self._engine.spend(self._own, nbytes * self._group.processor.add)
+        return times.meeting.result
+
+    def _wait(self, done: Completion, doing: Callable[[], str], late: bool = True) -> None:
+        """Wait; `late` says whether the time of the completion is that at which it happens."""
+        engine, own = self._engine, self._own
+        before = engine.clock(own)
+        engine.wait(own, done, doing)
+        waited = engine.clock(own) - before
+        self.copies.wait(waited)
+        if waited and late:
+            engine.sleep(own, self._group.processor.notice(waited))
+        if tests := self._group.processor.testing(waited):
+            engine.post(own, lambda: engine.work(own, tests))
+
+    def _ended(self, times: _Times) -> bool:
+        return self._engine.test(self._own, times.left[self.rank])
+
+
+class _Transfer(Request):
+    """A pending message, whose bytes are copied by the processors of both ranks.
+
+    A rank that waits copies them while they arrive, except for the last piece. A message from any
+    rank is taken to be one of another host, if there is one.
+    """
+
+    def __init__(
+        self,
+        comm: VirtualCommunicator,
+        doing: Callable[[], str],
+        done: Completion,
+        peer: int | None,
+        nbytes: int,
+    ) -> None:
+        self._comm, self._doing, self._done = comm, doing, done
+        copying = comm._group.office.copying
+        if peer is None:
+            hosts = comm.hosts
+            peer = next((r for r in range(comm.size) if hosts[r] != hosts[comm.rank]), comm.rank)
+        self._seconds = copying(comm.rank, peer, nbytes)
+        if self._seconds:
+            self._last = copying(comm.rank, peer, min(nbytes, PIECE))
+            comm.copies.pending += 1
+
+    @property
+    def source(self) -> int:
+        return self._done.source
+
+    def wait(self) -> None:
+        self._comm._wait(self._done, self._doing)
+        self._complete()
+
+    def test(self) -> bool:
+        done = self._comm._engine.test(self._comm._own, self._done)
+        if done:
+            self._complete()
+        return done
+
+    def _complete(self) -> None:
+        if self._done.problem:
+            raise ValueError(self._done.problem)
+        if self._seconds:
+            comm, seconds, self._seconds = self._comm, self._seconds, 0.0
+            comm._engine.spend(comm._own, comm.copies.complete(seconds, self._last))

@@ -1,0 +1,197 @@
+"""Slow ranks, jitter, slow links and ranks that fail, as a file states them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from pydtnn.comm.schedules.network import Network
+from pydtnn.kernels.reference.random import bits, stream
+from pydtnn.tools.perfmodel.entries import check
+from pydtnn.tools.perfmodel.fields import index, load, parts, positive, quantity, read, text
+from pydtnn.tools.perfmodel.platform import Platform
+
+Draw = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+"""Returns factors of mean 1 from two arrays of numbers in (0, 1] and a spread."""
+
+
+def _lognormal(u: np.ndarray, v: np.ndarray, spread: float) -> np.ndarray:
+    normal = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
+    return np.exp(spread * normal - spread**2 / 2)
+
+
+def _uniform(u: np.ndarray, v: np.ndarray, spread: float) -> np.ndarray:
+    return np.maximum(1 + spread * np.sqrt(3.0) * (2 * u - 1), 0.0)
+
+
+def _exponential(u: np.ndarray, v: np.ndarray, spread: float) -> np.ndarray:
+    return np.maximum(1 + spread * (-np.log(u) - 1), 0.0)
+
+
+DISTRIBUTIONS: dict[str, Draw] = {
+    "lognormal": _lognormal,
+    "uniform": _uniform,
+    "exponential": _exponential,
+}
+"""Distributions of jitter by name."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank whose computation takes `factor` times as long from `begin` to `end`, in s."""
+
+    rank: int = index()
+    factor: float = positive()
+    begin: float = quantity("s", default=0.0, positive=False)
+    end: float = quantity("s", default=inf)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Random factors on the computation of every rank in every step, of mean 1.
+
+    Attributes
+    ----------
+    spread : float
+        Standard deviation.
+    distribution : str
+        A name of `DISTRIBUTIONS`.
+    seed : int
+    """
+
+    spread: float = positive()
+    distribution: str = text(default="lognormal")
+    seed: int = index(default=0)
+
+    def factors(self, step: int, ranks: np.ndarray) -> np.ndarray:
+        """Return the factor of each rank in a step."""
+        words = bits(self.seed, stream("jitter"), step, ranks, 2)
+        u, v = ((words.astype(float) + 1) / 2.0**32).T
+        return DISTRIBUTIONS[self.distribution](u, v, self.spread)
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """Both directions between two hosts with `factor` times less bandwidth."""
+
+    host: int = index()
+    other: int = index()
+    factor: float = positive()
+    begin: float = quantity("s", default=0.0, positive=False)
+    end: float = quantity("s", default=inf)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that fails at a time in s."""
+
+    rank: int = index()
+    at: float = quantity("s")
+
+
+@dataclass(frozen=True)
+class Disturbances:
+    """What disturbs a run.
+
+    Attributes
+    ----------
+    stragglers : tuple of Straggler
+    jitter : tuple of Jitter
+        Their factors are multiplied.
+    slow_links : tuple of SlowLink
+    failures : tuple of Failure
+    source : str
+        Name of the file, for errors.
+    """
+
+    stragglers: tuple[Straggler, ...] = parts(Straggler)
+    jitter: tuple[Jitter, ...] = parts(Jitter)
+    slow_links: tuple[SlowLink, ...] = parts(SlowLink)
+    failures: tuple[Failure, ...] = parts(Failure)
+    source: str = text(default="")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Disturbances:
+        """Read a YAML file.
+
+        Raises
+        ------
+        ValueError
+            If the file is invalid.
+        OSError
+            If it cannot be read.
+        """
+        path = Path(path)
+        found = replace(read(cls, load("disturbances", path), path.name), source=path.name)
+        for one in found.jitter:
+            check(found.source, "distribution", one.distribution, DISTRIBUTIONS)
+        intervals: list[Straggler | SlowLink] = [*found.stragglers, *found.slow_links]
+        for interval in intervals:
+            if interval.end <= interval.begin:
+                raise ValueError(
+                    f"{found.source}: expected an end after the begin {interval.begin:g} s, got "
+                    f"{interval.end:g} s; exchange them"
+                )
+        return found
+
+    def on(self, platform: Platform, ranks: int) -> Disturbances:
+        """Return these disturbances, and the ranks of a platform that are always slower."""
+        slower = tuple(Straggler(*one) for one in platform.factors(ranks).items())
+        return replace(self, stragglers=(*self.stragglers, *slower)) if slower else self
+
+    def check(self, network: Network) -> None:
+        """Raise ValueError if a rank or a host is not one of a network."""
+        ranks, hosts = len(network.hosts), {*network.hosts}
+        for rank in (*(s.rank for s in self.stragglers), *(f.rank for f in self.failures)):
+            if rank >= ranks:
+                raise ValueError(
+                    f"{self.source}: expected a rank from 0 to {ranks - 1}, got {rank}; correct it"
+                )
+        for link in self.slow_links:
+            if not {link.host, link.other} <= hosts or link.host == link.other:
+                raise ValueError(
+                    f"{self.source}: expected a link between two different hosts from 0 to "
+                    f"{len(hosts) - 1}, got {link.host} and {link.other}; correct it"
+                )
+
+    def factors(self, times: np.ndarray, step: int, ranks: np.ndarray) -> np.ndarray:
+        """Return the factor on the computation of ranks at their times."""
+        result = np.ones(len(ranks))
+        for one in self.stragglers:
+            slow = (ranks == one.rank) & (one.begin <= times) & (times < one.end)
+            result[slow] *= one.factor
+        for jitter in self.jitter:
+            result *= jitter.factors(step, ranks)
+        return result
+
+    def check_failure(self, rank: int, time: float) -> None:
+        """Raise OSError if a rank has failed by a time."""
+        for one in self.failures:
+            if one.rank == rank and one.at <= time:
+                raise OSError(f"failed at virtual time {one.at:g} s, as {self.source} states")
+
+    def network_at(self, network: Network, time: float) -> Network:
+        """Return the network with the links that are slow at a time."""
+        if not self.slow_links:
+            return network
+        routes = dict(network.routes)
+        for one in self.slow_links:
+            if one.begin <= time < one.end:
+                for pair, route in routes.items():
+                    ends = {end[0] if isinstance(end, tuple) else end for end in pair}
+                    if ends == {one.host, one.other}:
+                        routes[pair] = route._replace(bandwidth=route.bandwidth / one.factor)
+        return replace(network, routes=routes)
+
+    def changes(self) -> list[float]:
+        """Return the times at which links become slower or faster, in s."""
+        times = {time for one in self.slow_links for time in (one.begin, one.end)}
+        return sorted(times - {inf})
+
+
+NONE = Disturbances()
+"""No disturbances."""

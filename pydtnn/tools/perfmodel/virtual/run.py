@@ -1,0 +1,106 @@
+"""Execution of a program on virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.rule import by_rule
+from pydtnn.comm.thread import be_rank, start_ranks
+from pydtnn.tools.perfmodel.compute.base import ComputeCosts
+from pydtnn.tools.perfmodel.engine.cores import SharedCores
+from pydtnn.tools.perfmodel.engine.engine import Engine
+from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.virtual.clock import RankClock
+from pydtnn.tools.perfmodel.virtual.communicator import Group, VirtualCommunicator
+from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
+from pydtnn.utils.clock import use
+
+IDLE = Processor()
+"""A processor that messages cost nothing."""
+
+
+class VirtualRun(NamedTuple):
+    """Result of `run_virtual`.
+
+    Attributes
+    ----------
+    results : list
+        Return value of the function on each rank.
+    seconds : list of float
+        Virtual time at which each rank has ended, in s.
+    """
+
+    results: list[Any]
+    seconds: list[float]
+
+
+def run_virtual(
+    function: Callable[..., Any],
+    *args: Any,
+    network: Network,
+    costs: ComputeCosts | Sequence[ComputeCosts],
+    processor: Processor = IDLE,
+    disturbances: Disturbances = NONE,
+    cores: SharedCores | None = None,
+) -> VirtualRun:
+    """Call `function(comm, *args)` on virtual ranks, which are threads of this process.
+
+    The ranks compute what ranks of a job would compute, and each has a clock (`pydtnn.utils.clock`)
+    that shows when it would do so: computation advances it by `costs`, messages by the time that
+    they take on `network`. Results and times are the same in every run. Allreduces follow
+    `pydtnn.comm.schedules.rule`, as over MPI.
+
+    Parameters
+    ----------
+    function : callable
+    *args
+        Arguments of `function`, shared by all ranks.
+    network : Network
+        With the host of every rank.
+    costs : ComputeCosts or sequence of ComputeCosts
+        Time of computation, of all ranks or of each.
+    processor : Processor, optional
+        What messages cost the processor of a rank; by default nothing.
+    disturbances : Disturbances, optional
+    cores : SharedCores, optional
+        Cores that ranks share; by default each has its own, and `costs` are the times there.
+
+    Returns
+    -------
+    VirtualRun
+
+    Raises
+    ------
+    RankError
+        If a rank raises: the first error, with its rank; the other ranks are terminated.
+        An `AgreedError` is raised unchanged.
+    RuntimeError
+        If all ranks wait for each other.
+    """
+    ranks = len(network.hosts)
+    disturbances.check(network)
+    engine = Engine(disturbances.network_at(network, 0.0), cores)
+    for time in disturbances.changes():
+        engine.change(time, disturbances.network_at(network, time))
+    everyone = Group(engine, processor, "all", range(ranks))
+    results: list[Any] = [None] * ranks
+
+    def run(rank: int) -> None:
+        own = costs if isinstance(costs, ComputeCosts) else costs[rank]
+        clock = RankClock(engine, rank, own, disturbances)
+        use(clock)
+        try:
+            comm = by_rule(VirtualCommunicator(everyone, rank))
+            be_rank(comm)
+            results[rank] = function(comm, *args)
+        except BaseException as error:  # whatever it is, the other ranks must not wait for it
+            engine.leave(rank, error)
+        else:
+            engine.leave(rank)
+
+    start_ranks(ranks, run, engine.end)
+    if engine.failure is not None:
+        raise engine.failure
+    return VirtualRun(results, [engine.clock(rank) for rank in range(ranks)])

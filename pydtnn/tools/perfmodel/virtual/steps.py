@@ -1,0 +1,364 @@
+"""Steps of a run on virtual ranks, with empty kernels: their times, and the memory of each rank."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.wrapper import Wrapper
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.layers import Net
+from pydtnn.model.memory import PROCESS_BYTES, Forecast
+from pydtnn.parallel.schemes import ShardedGradients
+from pydtnn.tools.perfmodel.compression import temporary_memory
+from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.tools.perfmodel.compute.base import ComputeCosts
+from pydtnn.tools.perfmodel.engine.cores import SharedCores
+from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.prediction import Memory, Prediction, RankPrediction, StepTime
+from pydtnn.tools.perfmodel.virtual.alike import DifferentError, run_alike
+from pydtnn.tools.perfmodel.virtual.clock import SegmentClock
+from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator
+from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
+from pydtnn.tools.perfmodel.virtual.run import run_virtual
+from pydtnn.training.workload import Rank, Workload, check_timed, period
+from pydtnn.utils import clock
+
+WHO = "predict"
+
+MOST_RANKS = 16
+"""Largest number of ranks of which a prediction has all."""
+
+MAX_DIFFERENT_RANKS = 1024
+"""Ranks that can be executed one by one to time them."""
+
+WARM_UP = 2
+"""Steps before those that are timed: the first ones create groups and buffers."""
+
+STEPS = 5
+"""Steps of which the one with the median time is predicted; periods of schemes with periods."""
+
+
+class Steps(NamedTuple):
+    """What a rank has executed.
+
+    Attributes
+    ----------
+    rank : Rank
+    times : list of StepTime
+        Of a step of each period.
+    ends : list of float
+        Virtual time before the first step, and after each, in s.
+    """
+
+    rank: Rank
+    times: list[StepTime]
+    ends: list[float]
+
+
+def predict(
+    workload: Workload | str | Callable[..., Net],
+    platform: Platform | str | Path,
+    costs: ComputeCosts | Sequence[ComputeCosts] | None = None,
+    **options: Any,
+) -> Prediction:
+    """Predict the time and memory of a step: virtual ranks execute it with empty kernels.
+
+    Parameters
+    ----------
+    workload : Workload, str or callable
+        Of at most 16 ranks; or a model, as in `Workload`.
+    platform : Platform, str or Path
+        A platform, its name or its file.
+    costs : ComputeCosts or sequence of ComputeCosts, optional
+        Time of compute, or that of each rank; by default from the rates of the platform.
+    **options
+        Of a model: the other parameters of `Workload`, such as `input_shape`, `batch` and `axes`.
+
+    Raises
+    ------
+    ValueError
+        If there are too many ranks, or the workload is not possible.
+    TypeError
+        If an option does not exist.
+    """
+    if not isinstance(workload, Workload):
+        workload = Workload(workload, **options)
+    elif options:
+        raise TypeError(
+            f"{WHO}: expected options as arguments of the Workload, got {', '.join(options)}; use "
+            "dataclasses.replace(workload, ...)"
+        )
+    if not isinstance(platform, Platform):
+        platform = Platform.load(platform)
+    if workload.ranks > MOST_RANKS:
+        raise ValueError(
+            f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
+        )
+    check_timed(workload)
+    costs = AnalyticCosts.of(workload, platform) if costs is None else costs
+    network, processor = platform.network(workload.ranks), Processor.of(platform)
+    threads, cores = _threads(workload, platform, costs)
+    slower = NONE.on(platform, workload.ranks)
+    run = replace(workload, threads=threads)
+    ranks = simulate(run, network, costs, processor, cores, slower)
+    state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
+    return Prediction.of(workload, platform, ranks, state)
+
+
+def _threads(
+    work: Workload, platform: Platform, costs: ComputeCosts | Sequence[ComputeCosts]
+) -> tuple[int, SharedCores | None]:
+    """Return the threads of a rank for which the costs are, and the cores that ranks share."""
+    usual = platform.compute.threads if isinstance(costs, AnalyticCosts) else 1
+    threads = work.threads or usual
+    return threads, SharedCores.of(platform, work.ranks, threads)
+
+
+def simulate(
+    workload: Workload,
+    network: Network,
+    costs: ComputeCosts | Sequence[ComputeCosts],
+    processor: Processor,
+    cores: SharedCores | None = None,
+    disturbances: Disturbances = NONE,
+) -> list[RankPrediction]:
+    """Execute steps on virtual ranks with empty kernels; return the step with the median time.
+
+    If communication repeats with a period, it is the mean step of the median period.
+
+    Parameters
+    ----------
+    workload : Workload
+    network : Network
+        With the host of every rank.
+    costs : ComputeCosts or sequence of ComputeCosts
+    processor : Processor
+        What messages cost the processor of a rank.
+    cores : SharedCores, optional
+        Cores that ranks share; by default each has its own.
+    disturbances : Disturbances, optional
+    """
+    temporary = 0.0
+    if workload.compress:
+        temporary = temporary_memory(workload.compress, workload.compress_options)
+    program = _program(workload, STEPS)
+
+    def run(comm: Communicator) -> tuple[list[StepTime], Memory]:
+        found = program(comm)
+        model = found.rank.trainer.model
+        largest = max((bucket.grads.nbytes for bucket in model.buckets), default=0)
+        return found.times, rank_memory(found.rank, _buffers(comm) + int(temporary * largest))
+
+    given: dict[str, Any] = {"cores": cores, "disturbances": disturbances}
+    done = run_virtual(run, network=network, costs=costs, processor=processor, **given)
+    steps = list(zip(*(times for times, _ in done.results), strict=True))
+    middle = sorted(steps, key=lambda ranks: max(step.seconds for step in ranks))[len(steps) // 2]
+    memory = [memory for _, memory in done.results]
+    return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
+
+
+def _program(workload: Workload, periods: int) -> Callable[[Communicator], Steps]:
+    """Return a function that executes steps of whole periods on a rank."""
+    length = period(workload)
+
+    def run(comm: Communicator) -> Steps:
+        backend = dry_backend(workload.create_backend(), threshold=1)
+        rank = Rank(workload, comm, backend=backend)
+        rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
+        for _ in range(length * -(-WARM_UP // length)):
+            rank.step()
+        own = cast(SegmentClock, clock.current())
+        own.take()
+        times, ends = [], [own.now()]
+        for _ in range(periods):
+            for _ in range(length):
+                rank.step()
+                ends.append(own.now())
+            times.append(own.take(length))
+        return Steps(rank, times, ends)
+
+    return run
+
+
+def rank_memory(rank: Rank, library: int = 0) -> Memory:
+    """Predict the memory of a rank by running its passes without computation.
+
+    Parameters
+    ----------
+    rank : Rank
+        After its first steps, which have created the buffers of its exchange. It may have a dry
+        backend.
+    library : int
+        Memory of the communicator's library for messages, and of temporary arrays of compression,
+        in B.
+    """
+    trainer = rank.trainer
+    model, optimizer = trainer.model, trainer.optimizer
+    if rank.uses_up:
+        model.share_gradients()
+    forecast = Forecast(model, rank.largest, 0, rank.in_flight, rank.halved).memory(model.cuts)
+    process = PROCESS_BYTES if model.backend.name == "cpu" else 0
+    held = forecast.resident - forecast.scratch - process
+    flat = forecast.parameters + forecast.copies + forecast.gradients
+    scheme, passes = trainer.exchange, trainer.accumulation
+    values, grads = scheme.released(passes) if isinstance(scheme, ShardedGradients) else (0, 0)
+    batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
+    passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
+    passed *= model.dtype.itemsize  # the forecast has the samples of one pass
+    return Memory(
+        parameters=forecast.parameters + forecast.copies - values,
+        gradients=forecast.gradients - grads,
+        slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),
+        activations=max(held - flat - passed, 0) + batch,
+        scratch=forecast.scratch,
+        messages=_own_arrays(scheme, [model, optimizer, *model.buckets]) + library,
+        process=process,
+    )
+
+
+def _buffers(comm: Communicator) -> int:
+    """Return the most memory of the MPI library for the sums of a virtual rank, in B."""
+    while isinstance(comm, Wrapper):
+        comm = comm.inner
+    assert isinstance(comm, VirtualCommunicator)
+    return comm.buffers.most
+
+
+STOPS = (type, ModuleType, FunctionType, str, bytes, int, float)
+"""Objects without arrays of their own."""
+
+
+def _own_arrays(root: object, others: Sequence[object]) -> int:
+    """Return the bytes of all arrays that an object refers to, without those of other objects."""
+    known = {id(one) for one in others}
+    pending, total = [root], 0
+    while pending:
+        one = pending.pop()
+        simulated = type(one).__module__.startswith("pydtnn.tools.perfmodel")  # no part of the run
+        if id(one) in known or isinstance(one, STOPS) or simulated:
+            continue
+        known.add(id(one))
+        if isinstance(one, np.ndarray):
+            total += one.nbytes if one.base is None else 0
+        else:
+            pending += gc.get_referents(one)
+    return total
+
+
+# -- many ranks -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of training steps.
+
+    Attributes
+    ----------
+    workload : Workload
+    steps : tuple of float
+        Time of each step, from the end of the step before to the end on the last rank, in s.
+    alone : float or None
+        Time of a sample on one rank, in s; None if the network is cut.
+    alike : bool
+        Whether one rank was executed for all.
+    """
+
+    workload: Workload
+    steps: tuple[float, ...]
+    alone: float | None
+    alike: bool
+
+    @property
+    def seconds(self) -> float:
+        """Mean time of a step in s."""
+        return sum(self.steps) / len(self.steps)
+
+    @property
+    def efficiency(self) -> float:
+        """Samples per second and rank, as a fraction of those of one rank; 0 if not known."""
+        if self.alone is None:
+            return 0.0
+        return self.workload.batch * self.alone / (self.workload.ranks * self.seconds)
+
+
+def time_steps(
+    workload: Workload,
+    platform: Platform,
+    costs: ComputeCosts | Sequence[ComputeCosts],
+    *,
+    steps: int = 4,
+    disturbances: Disturbances = NONE,
+) -> Timing:
+    """Execute training steps on virtual ranks with kernels that do nothing.
+
+    If all ranks make the same collective calls, as those of data parallelism do, one of them is
+    executed for all; otherwise each of at most 1,024, which takes minutes for more than 100.
+
+    Parameters
+    ----------
+    workload : Workload
+    platform : Platform
+    costs : ComputeCosts or sequence of ComputeCosts
+        Time of computation, of every rank or of each.
+    steps : int
+        Steps to execute, rounded up to a multiple of the period of the scheme.
+    disturbances : Disturbances, optional
+
+    Raises
+    ------
+    ValueError
+        If the ranks differ and are too many, or the workload is not possible.
+    """
+    check_timed(workload)
+    ranks = workload.ranks
+    network = platform.network(ranks)
+    disturbances.check(network)
+    disturbances = disturbances.on(platform, ranks)
+    program = _program(workload, -(-steps // period(workload)))
+    common: dict[str, Any] = {"network": network, "processor": Processor.of(platform)}
+    _, cores = _threads(workload, platform, costs)
+    cut, alike = [*workload.axes] not in ([], ["data"]), True
+    first = costs if isinstance(costs, ComputeCosts) else costs[0]
+    try:
+        if cut or workload.batch % workload.data:
+            raise DifferentError("parts of the network or of the batch that differ between ranks")
+        found, _ = run_alike(
+            program,
+            costs=first,
+            disturbances=disturbances,
+            slowdown=cores.slowdown if cores else 1.0,
+            **common,
+        )
+        ends = np.array(found.ends)
+    except DifferentError as error:
+        if ranks > MAX_DIFFERENT_RANKS:
+            raise ValueError(
+                f"timing only: expected at most {MAX_DIFFERENT_RANKS} ranks, which are executed "
+                f"one by one because of {error}, got {ranks}; use fewer ranks, or data "
+                "parallelism with collective calls only"
+            ) from error
+        run = run_virtual(program, costs=costs, disturbances=disturbances, cores=cores, **common)
+        ends, alike = np.max([one.ends for one in run.results], axis=0), False
+    alone = None if cut else _alone(workload, first)
+    return Timing(workload, tuple(np.diff(ends).tolist()), alone, alike)
+
+
+def _alone(workload: Workload, costs: ComputeCosts) -> float:
+    """Return the time of a sample on one rank, in s."""
+    batch = max(1, workload.batch // workload.data)
+    plain: dict[str, Any] = {"scheme": "allreduce", "scheme_options": {}, "compress": None}
+    one = replace(workload, axes={}, batch=batch, **plain)
+    network = Network.create([0], latency=0.0, bandwidth=1.0)
+    found, _ = run_alike(_program(one, 1), network=network, costs=costs, processor=Processor())
+    return (found.ends[-1] - found.ends[0]) / batch

@@ -1,0 +1,82 @@
+"""The page: sections, the styles and scripts of this package, and Plotly, in one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pydtnn import __version__
+from pydtnn.tools.report.curves import throughput, training
+from pydtnn.tools.report.layers import layers
+from pydtnn.tools.report.memory import memory
+from pydtnn.tools.report.messages import messages
+from pydtnn.tools.report.overview import configuration, environment, overview
+from pydtnn.tools.report.predicted import predicted
+from pydtnn.tools.report.runs import Run, Step
+from pydtnn.tools.report.scaling import scaling
+from pydtnn.tools.report.section import Section
+from pydtnn.tools.report.steps import phases, steps
+from pydtnn.tools.report.timeline import timeline
+from pydtnn.utils.imports import import_optional
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def sections_of(runs: Sequence[Run], shown: Sequence[Step] = ()) -> list[Section]:
+    """Return the sections of runs, in the order of the page; the timeline has the steps `shown`."""
+    return [
+        *(build(runs) for build in (overview, scaling, training, throughput, predicted)),
+        *(build(runs) for build in (phases, steps)),
+        timeline(runs, shown),
+        *(build(runs) for build in (layers, messages, memory, configuration, environment)),
+    ]
+
+
+def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
+    """Return the page of runs, see `render_sections`.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    shown : sequence of Step
+        Steps of the timeline; by default one of median duration and the slowest one.
+    """
+    return render_sections(title(runs), sections_of(runs, shown))
+
+
+def render_sections(title: str, sections: Sequence[Section]) -> str:
+    """Return a page as HTML that refers to no other file.
+
+    Raises
+    ------
+    ImportError
+        If Jinja2 is not installed, with the command that installs it.
+    """
+    jinja2 = import_optional("jinja2", "jinja2", "report")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=title,
+        sections=[section for section in sections if not section.empty],
+        absent=[section for section in sections if section.empty],
+        plotly=(TEMPLATES / "plotly-basic.min.js").read_text(),
+        styles=(TEMPLATES / "page.css").read_text(),
+        script=(TEMPLATES / "page.js").read_text(),
+        version=__version__,
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+
+
+def title(runs: Sequence[Run]) -> str:
+    """Return the title: model and data of a run, or the number of runs."""
+    if len(runs) > 1:
+        return f"Comparison of {len(runs)} runs"
+    options = runs[0].configuration
+    names = [str(options[name]) for name in ("model", "dataset") if name in options]
+    return " on ".join(names) or runs[0].label

@@ -1,0 +1,170 @@
+"""Lines on a search: its trials, their results, the best of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from pydtnn.tools.search.space import Space
+from pydtnn.tools.search.study import GROUP, REASON, is_paused
+from pydtnn.utils.names import some
+from pydtnn.utils.units import duration
+
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+"""Optuna's states, as they are shown."""
+
+
+def best_of(space: Space, trials: Sequence[Any]) -> list[Any]:
+    """Return the best trial that is complete, of several objectives those that none surpasses."""
+    signs = [-1.0 if one == "maximize" else 1.0 for one in space.objective.values()]
+    done = [one for one in trials if one.state.name == "COMPLETE"]
+    costs = {one.number: [s * v for s, v in zip(signs, one.values, strict=True)] for one in done}
+    if len(signs) == 1:
+        return [min(done, key=lambda one: costs[one.number])] if done else []
+
+    def surpassed(one: Any) -> bool:
+        mine = costs[one.number]
+        return any(
+            theirs != mine and all(a <= b for a, b in zip(theirs, mine, strict=True))
+            for theirs in costs.values()
+        )
+
+    return [one for one in done if not surpassed(one)]
+
+
+def seconds_of(one: Any, now: float | None = None) -> float:
+    """Return how long a trial was trained, in s; with the present time, one in progress, too."""
+    spans = one.user_attrs.get(GROUP, [])
+    whole = sum(span["end"] - span["begin"] for span in spans if span["end"])
+    if now is not None and spans and not spans[-1]["end"]:
+        whole += now - spans[-1]["begin"]
+    return float(whole)
+
+
+def spans_of(trials: Sequence[Any], now: float | None = None) -> list[tuple[Any, dict[str, Any]]]:
+    """Return what groups of ranks have trained: trials, each with one of its spans of time.
+
+    With the present time, also what they are training.
+    """
+    found = []
+    for one in trials:
+        spans = one.user_attrs.get(GROUP, [])
+        found += [(one, span) for span in spans if span["end"]]
+        if now is not None and spans and one.state.name == "RUNNING" and not is_paused(one):
+            found.append((one, {**spans[-1], "end": now}))
+    return found
+
+
+def use_of(
+    trials: Sequence[Any], now: float | None = None, job: int | None = None
+) -> tuple[float, float]:
+    """Return the share of the time of the ranks in which they trained, and the time of jobs in s.
+
+    The time of a job is that from its first trial to the end of its last one. Spans of trials that
+    have ended their job, or a rank, are not known.
+
+    Parameters
+    ----------
+    trials : sequence of optuna.trial.FrozenTrial
+    now : float, optional
+        The present time in s, for trials in progress.
+    job : int, optional
+        The only job.
+    """
+    jobs = defaultdict(list)
+    for _, span in spans_of(trials, now):
+        if job is None or span["job"] == job:
+            jobs[span["job"]].append(span)
+    busy = there = whole = 0.0
+    for spans in jobs.values():
+        seconds = max(span["end"] for span in spans) - min(span["begin"] for span in spans)
+        whole += seconds
+        there += seconds * len({(span["host"], rank) for span in spans for rank in span["ranks"]})
+        busy += sum((span["end"] - span["begin"]) * len(span["ranks"]) for span in spans)
+    return (busy / there if there else 1.0), whole
+
+
+def seconds_left(space: Space, trials: Sequence[Any], now: float) -> float | None:
+    """Return the time until a study ends in s, if trials take as long as those that have ended.
+
+    Trials that are paused count as if they had ended. None while there are none.
+    """
+    paused = {one.number for one in trials if is_paused(one)}
+    ended = [seconds_of(t) for t in trials if t.state.is_finished() or t.number in paused]
+    running = [
+        seconds_of(t, now) for t in trials if t.state.name == "RUNNING" and t.number not in paused
+    ]
+    if not ended:
+        return None
+    mean = sum(ended) / len(ended)
+    rests = [max(0.0, mean - seconds) for seconds in running]
+    new = max(0, space.trials - len(ended) - len(running))
+    return max((sum(rests) + new * mean) / max(1, len(rests)), max(rests, default=0.0))
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return the ranks of a group as text.
+
+    >>> name_ranks([3]), name_ranks([2, 3])
+    ('3', '2-3')
+    """
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def options_of(one: Any) -> str:
+    """Return the options of a trial as text."""
+    return "  ".join(f"{name} {show_value(value)}" for name, value in one.params.items())
+
+
+def show_value(value: Any) -> str:
+    """Return a value of a dimension as text."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def result_of(space: Space, one: Any) -> str:
+    """Return the values of a trial that is complete, or how far it has come."""
+    if one.state.name == "COMPLETE":
+        pairs = zip(space.objective, one.values, strict=True)
+        return "  ".join(f"{name} {value:.4g}" for name, value in pairs)
+    if one.state.name == "PRUNED" or is_paused(one):
+        epoch = max(one.intermediate_values)
+        value = one.intermediate_values[epoch]
+        how = "paused" if is_paused(one) else "pruned"
+        return f"{how} after epoch {epoch}, {next(iter(space.objective))} {value:.4g}"
+    return f"failed: {one.user_attrs.get(REASON, 'unknown')}"
+
+
+def describe_trial(space: Space, trials: Sequence[Any], number: int) -> str:
+    """Return the line of a trial that has ended or is paused, with how many had ended then."""
+    one = trials[number]
+    when = one.datetime_complete
+    ended = [t for t in trials if t.datetime_complete and not (when and t.datetime_complete > when)]
+    parts = [f"{len(ended)}/{space.trials}", f"trial {number}", options_of(one)]
+    parts += [result_of(space, one), *(["best"] if one in best_of(space, ended) else [])]
+    return "  ".join([*parts, duration(seconds_of(one))])
+
+
+def describe_search(space: Space, groups: Sequence[int], folder: str) -> str:
+    """Return the first line of a search, whose groups have so many ranks."""
+
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}{'s' * (number != 1)}"
+
+    sizes = Counter(groups).items()
+    parts = " and ".join(f"{count(n, 'group')} of {count(size, 'rank')}" for size, n in sizes)
+    return (
+        f"search: {count(space.trials, 'trial')} of {count(len(space.dimensions), 'option')}, "
+        f"{parts}, study {folder}"
+    )
+
+
+def describe_earlier(space: Space, trials: Sequence[Any]) -> str:
+    """Return what a study has from earlier jobs or has in progress; empty for a new study."""
+    ended = [one for one in trials if one.state.is_finished()]
+    begun = [one for one in trials if one.state.name == "RUNNING" and not is_paused(one)]
+    epochs = [
+        f"trial {t.number} after epoch {max(t.intermediate_values, default=0)}" for t in begun
+    ]
+    going = f"; in progress: {some(epochs, 4)}" if begun else ""
+    return f"continuing: {len(ended)}/{space.trials} trials have ended{going}" if trials else ""

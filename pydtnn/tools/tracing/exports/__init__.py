@@ -1,0 +1,52 @@
+"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, Kineto, Chakra, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pydtnn.tools.tracing.exports.chakra import write_chakra
+from pydtnn.tools.tracing.exports.chrome import write_chrome
+from pydtnn.tools.tracing.exports.kineto import write_kineto
+from pydtnn.tools.tracing.exports.otf2 import write_otf2
+from pydtnn.tools.tracing.exports.paraver import write_paraver
+from pydtnn.tools.tracing.exports.table import write_table
+from pydtnn.tools.tracing.timeline import Timeline
+
+
+class Format(NamedTuple):
+    """A format of traces.
+
+    Attributes
+    ----------
+    write : callable
+        Writes a timeline to a path.
+    output : str
+        Name of the file or folder if none is given.
+    """
+
+    write: Callable[[Timeline, Path], None]
+    output: str
+
+
+FORMATS = {
+    "chrome": Format(write_chrome, "trace.json"),
+    "paraver": Format(write_paraver, "trace.prv"),
+    "otf2": Format(write_otf2, "otf2"),
+    "kineto": Format(write_kineto, "kineto"),
+    "chakra": Format(write_chakra, "chakra"),
+    "csv": Format(write_table, "trace.csv"),
+}
+"""The formats by name."""
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "write_chakra",
+    "write_chrome",
+    "write_kineto",
+    "write_otf2",
+    "write_paraver",
+    "write_table",
+]

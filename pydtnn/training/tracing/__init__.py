@@ -1,0 +1,1 @@
+"""Records of what each rank does, and their files."""

@@ -1,0 +1,74 @@
+"""Former names of modules, which are imported with a warning for one version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, cast
+from warnings import warn
+
+MOVED = {
+    **{
+        f"pydtnn.{name}": f"pydtnn.tools.{name}"
+        for name in ("checkpoint", "interchange", "predict", "report", "runs", "search")
+    },
+    **{f"pydtnn.{name}": f"pydtnn.tools.{name}" for name in ("testing", "trace")},
+    "pydtnn.calibrate": "pydtnn.tools.perfmodel.calibration",
+    "pydtnn.info": "pydtnn.cli.info",
+    "pydtnn.oracle": "pydtnn.tools.perfmodel.oracle",
+    "pydtnn.perfmodel.workload": "pydtnn.training.workload",
+    "pydtnn.perfmodel": "pydtnn.tools.perfmodel",
+    **{
+        f"pydtnn.tracing.{name}": f"pydtnn.training.tracing.{name}"
+        for name in ("recorder", "records", "writing")
+    },
+    "pydtnn.tracing": "pydtnn.tools.tracing",
+}
+"""Modules and packages by their former name; of two that match, the first."""
+
+
+class Moved:
+    """Finder and loader of modules by their former names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how to import a module, None if the name is not a former one."""
+        for old, new in MOVED.items():
+            if name == old or name.startswith(f"{old}."):
+                found = find_spec(new + name[len(old) :])
+                if found is None:
+                    return None
+                warn(f"{name} is now {found.name}", DeprecationWarning, stacklevel=2)
+                package = found.submodule_search_locations is not None
+                return ModuleSpec(name, cast(Any, self), origin=found.name, is_package=package)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself: both names are one object."""
+        module = import_module(str(spec.origin))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its specification back, which the import has replaced."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+    def get_code(self, name: str) -> Any:
+        """Return the code that ``python -m`` executes."""
+        spec = self.find_spec(name)
+        assert spec is not None
+        found = find_spec(str(spec.origin))
+        assert found is not None
+        return cast(Any, found.loader).get_code(found.name)
+
+
+def install() -> None:
+    """Let former names be imported."""
+    if not any(isinstance(finder, Moved) for finder in sys.meta_path):
+        sys.meta_path.insert(0, cast(Any, Moved()))

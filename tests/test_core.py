@@ -1,0 +1,62 @@
+"""The library trains without its tools, and on CPUs without the code for GPUs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pydtnn
+from tests.ahead import mpiexec
+from tests.small_run import TINY, TRAIN
+
+ROOT = Path(pydtnn.__file__).parent
+
+ALONE = """import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+"""
+"""Lets Python find no module in the checkout."""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """Environment of processes that find the core only."""
+    folder = tmp_path_factory.mktemp("core")
+    deleted = ("__pycache__", "tools", "cuda", "nccl.py", "staged.py", "capture.py")
+    shutil.copytree(ROOT, folder / "pydtnn", ignore=shutil.ignore_patterns(*deleted))
+    shutil.copytree(ROOT.parent / "models", folder / "pydtnn" / "models")
+    (folder / "sitecustomize.py").write_text(ALONE)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def test_ranks_train(core, tmp_path):
+    options = [*TRAIN, *TINY, "--output-dir=run", "--platform=cpu-1gbit"]
+    done = mpiexec(2, options, environment=core, directory=tmp_path)
+    assert done.returncode == 0, done
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--parallel=auto"], "auto.* requires the tools of pydtnn"),
+        (["--virtual-ranks=2", "--platform=cpu-1gbit"], "--virtual-ranks requires the tools of"),
+    ],
+)
+def test_what_needs_a_tool_is_refused(options, sentence, core, tmp_path):
+    command = [sys.executable, *TRAIN, *TINY, *options]
+    given = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(command, env=core, check=False, **given)
+    assert done.returncode == 1
+    assert re.search(sentence, done.stderr)
+
+
+def test_the_list_of_commands_is_that_of_the_core(core, tmp_path):
+    command = [sys.executable, "-m", "pydtnn"]
+    given = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(command, env=core, check=True, **given)
+    assert "  train " in f"  {done.stdout}".replace("\n", "\n  ")
+    assert "oracle" not in done.stdout

@@ -1,0 +1,631 @@
+"""Nodes of ONNX files of other programs: what onnxruntime computes, or an error that names them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.layers import GELU, ReLU, ReLU6, Sequential, Sigmoid, SiLU, Tanh
+from pydtnn.model import Model
+from pydtnn.tools.interchange import export_onnx, import_onnx
+from pydtnn.tools.interchange.__main__ import main
+from pydtnn.tools.interchange.onnx import importing
+from pydtnn.tools.interchange.onnx.functions import decimal
+from pydtnn.tools.interchange.onnx.reading import Reading
+from pydtnn.tools.interchange.onnx.sequence_readers import READERS
+from tests.each import each
+from tests.tools.interchange.runtime import Node, assert_close, compute, node, samples, write
+
+RNG = np.random.default_rng(0)
+IMAGE, FEATURES, SEQUENCE = ("n", 4, 7, 6), ("n", 6), ("n", 5, 6)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype("float32")
+
+
+def chain(*operators: Any) -> list[Node]:
+    """Nodes one after the other: names with further inputs, "-" for none, perhaps attributes."""
+    nodes, value = [], "x"
+    for i, entry in enumerate(operators, start=1):
+        words, attributes = (entry, {}) if isinstance(entry, str) else entry
+        operator, *inputs = words.split()
+        output = "y" if i == len(operators) else f"t{i}"
+        inputs = [value, *("" if name == "-" else name for name in inputs)]
+        nodes.append(node(operator, inputs, [output], **attributes))
+        value = output
+    return nodes
+
+
+def gate(operator: str, **attributes: Any) -> list[Any]:
+    """The product of a value with a function of it."""
+    return [node(operator, ["x"], ["g"], **attributes), node("Mul", ["x", "g"], ["y"])]
+
+
+POOL = {"kernel_shape": [3, 2], "strides": [2, 2]}
+ERF = [
+    node("Div", ["x", "root"], ["a"]),
+    node("Erf", ["a"], ["b"]),
+    node("Add", ["b", "one"], ["c"]),
+    node("Mul", ["x", "c"], ["d"]),
+    node("Mul", ["d", "half"], ["y"]),
+]
+HARD = [
+    node("Add", ["x", "three"], ["a"]),
+    node("Clip", ["a", "zero", "six"], ["b"]),
+    node("Div", ["b", "six"], ["c"]),
+    node("Mul", ["x", "c"], ["y"]),
+]
+SQUEEZE = [
+    node("ReduceMean", ["x", "hw"], ["a"], keepdims=1),
+    node("Conv", ["a", "w1"], ["b"]),
+    node("Sigmoid", ["b"], ["c"]),
+    node("Mul", ["c", "x"], ["y"]),
+]
+SHUFFLE = [
+    node("Reshape", ["x", "to5"], ["a"]),
+    node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3, 4]),
+    node("Reshape", ["b", "to4"], ["c"]),
+    node("Split", ["c"], ["d", "e"], axis=1, num_outputs=2),
+    node("Conv", ["e", "w2"], ["f"]),
+    node("Concat", ["f", "d"], ["y"], axis=1),
+]
+CUT_SHAPES = [
+    node("Shape", ["x"], ["s"]),
+    node("Gather", ["s", "i0"], ["n"]),
+    node("Unsqueeze", ["n", "i00"], ["m"]),
+    node("Concat", ["m", "minus"], ["t"], axis=0),
+    node("Reshape", ["x", "t"], ["f"]),
+    node("Gemm", ["f", "big"], ["y"]),
+]
+NUMBERS: dict[str, Any] = {
+    **{"root": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32([0.5])},
+    **{"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)},
+    **{"hw": np.array([2, 3]), "w1": floats(4, 4, 1, 1), "w2": floats(2, 2, 1, 1)},
+    **{"to5": np.array([0, 2, 2, 7, 6]), "to4": np.array([0, 4, 7, 6]), "i0": np.array(0)},
+    **{
+        "i00": np.array([0]),
+        "minus": np.array([-1]),
+        "big": floats(168, 3),
+        "axis1": np.array([1]),
+    },
+    **{"w": floats(4, 3, 3, 2), "bias": floats(3), "c4": floats(4), "c411": floats(4, 1, 1)},
+    **{"v4": np.abs(floats(4)), "c6": floats(6), "c56": floats(5, 6)},
+    **{"c168": floats(168), "v168": np.abs(floats(168))},
+    **{"none": floats(0), "scales": np.float32([1, 1, 2, 3]), "ten": np.array([10])},
+    **{"hundred": np.array([100])},
+    **{"slope": np.float32([0.25]), "conv": floats(5, 4, 3, 3), "pads": np.array([1, 0, 0, 2])},
+    **{"pads_at": np.array([-1, 2]), "m66": floats(6, 6), "sizes": np.array([1, 4, 14, 6])},
+    **{"to1": np.array([1, 4, 7, 6]), "i012": np.array([1, 2, 3], np.int32)},
+}
+WORKS: dict[str, Any] = {
+    "mean of an image before opset 18": (chain(("ReduceMean", {"axes": [3, 2]})), IMAGE, 13),
+    "mean of rows": (chain(("ReduceMean axis1", {"keepdims": 0})), SEQUENCE),
+    "axes of one element": chain("GlobalAveragePool", "Squeeze"),
+    "maximum of an image": chain("GlobalMaxPool"),
+    "silu": gate("Sigmoid"),
+    "gelu": (chain("Gelu"), IMAGE, 20),
+    "tanh gelu": (chain(("Gelu", {"approximate": "tanh"})), SEQUENCE, 20),
+    "gelu of erf": (ERF, SEQUENCE),
+    "hard swish of clip": HARD,
+    "product with itself": chain("Mul x"),
+    "squeeze and excitation": SQUEEZE,
+    "transposed convolution": chain(
+        ("ConvTranspose w bias", {"strides": [2, 3], "output_padding": [1, 0]})
+    ),
+    "nearest": chain(
+        (
+            "Resize none scales",
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+        )
+    ),
+    "linear": (chain(("Resize - - sizes", {"mode": "linear"})), (1, 4, 7, 6)),
+    "layer norm": (chain("LayerNormalization c6 c6"), SEQUENCE),
+    "layer norm of channels": chain(
+        ("Transpose", {"perm": [0, 2, 3, 1]}),
+        ("LayerNormalization c4", {"axis": 3}),
+        ("Transpose", {"perm": [0, 3, 1, 2]}),
+    ),
+    "instance norm": chain("InstanceNormalization c4 c4"),
+    "group norm": (chain(("GroupNormalization c4 c4", {"num_groups": 2})), IMAGE, 21),
+    "batch norm of positions": (chain("BatchNormalization c4 c4 c4 v4"), ("n", 4, 4)),
+    "an input": (chain("Identity"), FEATURES),
+    "cast": chain(("Cast", {"to": 1}), "Relu"),
+    "a constant that is cast": (
+        [node("Cast", ["i012"], ["c"], to=7), node("Gather", ["x", "c"], ["y"], axis=1)],
+        FEATURES,
+    ),
+    "clip without end": chain("Clip zero"),
+    "prelu": chain("PRelu slope"),
+    "ceil": chain(("MaxPool", POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
+    "same lower": chain(("MaxPool", POOL | {"auto_pad": "SAME_LOWER"})),
+    "shuffle": SHUFFLE,
+    "computed shapes": CUT_SHAPES,
+    "norm of flattened features": chain(
+        "Flatten", "BatchNormalization c168 c168 c168 v168", "Gemm big"
+    ),
+    "same upper convolution": chain(
+        ("Conv conv", {"auto_pad": "SAME_UPPER", "strides": [2, 1]}), "Clip zero six"
+    ),
+    "products of features": chain("Flatten", ("Gemm big bias", {"alpha": 0.5, "beta": 2.0})),
+    "local response": chain(("LRN", {"size": 3, "alpha": 0.5})),
+    "slice of flattened features": chain("Flatten", "Slice ten hundred axis1"),
+    "softmax of pixels": chain(("Softmax", {"axis": 1})),
+    "factors and terms of channels": chain("Mul c411", "Add c411", "Sub c411"),
+    "a number less": ([node("Sub", ["one", "x"], ["y"])], IMAGE),
+    "divided channels": (chain("Div v4"), ("n", 5, 4)),
+    "terms of positions": (chain("Add c56"), SEQUENCE),
+    "pads of some axes": chain("Pad pads - pads_at"),
+    "outer flatten": (chain(("Flatten", {"axis": 3}), "Reshape to1"), (1, 4, 7, 6)),
+}
+
+
+def layer_norm(*behind: Any, axes: Any = None, opset: int = 18) -> list[Any]:
+    """A layer norm as exporters write it before opset 17, and what follows it."""
+    attributes = {} if opset >= 18 else {"axes": [-1]}
+    more = [axes or "last"] if opset >= 18 else []
+    last = "n" if behind else "y"
+    return [
+        node("ReduceMean", ["x", *more], ["m"], **attributes),
+        node("Sub", ["x", "m"], ["a"]),
+        node("Pow", ["a", "two"], ["s"]),
+        node("ReduceMean", ["s", *more], ["v"], **attributes),
+        node("Add", ["v", "epsilon"], ["e"]),
+        node("Sqrt", ["e"], ["d"]),
+        node("Div", ["a", "d"], [last]),
+        *behind,
+    ]
+
+
+AFFINE = [node("Mul", ["n", "c6"], ["k"]), node("Add", ["b6", "k"], ["y"])]
+
+
+def attention(*between: Any, scores: str = "s") -> list[Any]:
+    """Attention of two heads, with nodes between the products `p` and Softmax of `scores`."""
+    return [
+        node("MatMul", ["x", "qkv"], ["h"]),
+        node("Split", ["h"], ["q", "k", "v"], axis=2, num_outputs=3),
+        *[node("Reshape", [name, "heads"], [f"{name}1"]) for name in "qkv"],
+        node("Transpose", ["q1"], ["q2"], perm=[0, 2, 1, 3]),
+        node("Transpose", ["k1"], ["k2"], perm=[0, 2, 3, 1]),
+        node("Transpose", ["v1"], ["v2"], perm=[0, 2, 1, 3]),
+        node("MatMul", ["q2", "k2"], ["p"]),
+        *between,
+        node("Softmax", [scores], ["weights"], axis=-1),
+        node("MatMul", ["weights", "v2"], ["o"]),
+        node("Transpose", ["o"], ["o1"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["o1", "together"], ["y"]),
+    ]
+
+
+def scaled(by: str) -> Any:
+    return node("Mul", ["p", by], ["s"])
+
+
+def masked(hidden: str, *values: str) -> Any:
+    """`masked_fill` of scores with a number, or `where` with the number as the second value."""
+    return node("Where", [hidden, *values], ["f"])
+
+
+def class_token(*shape: Any) -> list[Any]:
+    return [
+        node("Shape", ["x"], ["size"]),
+        node("Gather", ["size", "i0"], ["count"]),
+        node("Unsqueeze", ["count", "i00"], ["one_count"]),
+        *shape,
+        node("Concat", ["tokens", "x"], ["y"], axis=1),
+    ]
+
+
+def resized(to: tuple[int, int], **options: Any) -> tuple[Any, ...]:
+    name = f"to{to[0]}x{to[1]}"
+    NUMBERS[name] = np.array([1, 4, *to])
+    return chain((f"Resize - - {name}", options)), (1, 4, 7, 6)
+
+
+THRESHOLD = [
+    node("Softplus", ["x"], ["a"]),
+    node("Greater", ["x", "twenty"], ["b"]),
+    node("Where", ["b", "x", "a"], ["y"]),
+]
+LINEAR = {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}
+FLOOR = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+LATER = np.triu(np.ones((5, 5), bool), 1)
+NUMBERS |= {
+    **{"two": np.float32(2), "epsilon": np.float32(1e-3), "b6": floats(6), "last": np.array([-1])},
+    **{"last_two": np.array([2, 3]), "qkv": floats(6, 18), "heads": np.array([0, 5, 2, 3])},
+    **{
+        "together": np.array([0, 5, 6]),
+        "third": np.float32(1 / np.sqrt(3)),
+        "twenty": np.float32(20),
+    },
+    **{"later": LATER, "kept": ~LATER[None, None], "infinite": np.float32(-np.inf)},
+    **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
+    **{"ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
+    **{"six_rows": np.array([6]), "six_six": np.array([6, 6]), "two_rows": np.array([1, 5, 12])},
+    **{"one_by_one": floats(5, 4, 1, 1)},
+}
+WORKS |= {
+    "layer norm of nodes": (layer_norm(*AFFINE), SEQUENCE),
+    "layer norm of nodes before opset 18": (layer_norm(*AFFINE, opset=13), SEQUENCE, 13),
+    "layer norm of nodes of images": (layer_norm(axes="last_two"), IMAGE),
+    "causal attention by masked_fill": (
+        attention(scaled("third"), masked("later", "infinite", "s"), scores="f"),
+        SEQUENCE,
+    ),
+    "causal attention by where": (
+        attention(scaled("third"), masked("kept", "s", "large"), scores="f"),
+        SEQUENCE,
+    ),
+    "causal attention, masked before its factor": (
+        attention(masked("later", "large", "p"), node("Mul", ["f", "half"], ["s"])),
+        SEQUENCE,
+    ),
+    "attention of another scale": (attention(scaled("half")), SEQUENCE),
+    "attention without a scale": (attention(scores="p"), SEQUENCE),
+    "class token by expand": (
+        class_token(
+            node("Concat", ["one_count", "minus2"], ["sizes_1"], axis=0),
+            node("Equal", ["sizes_1", "minus3"], ["free"]),
+            node("Where", ["free", "ones3", "sizes_1"], ["shape"]),
+            node("Expand", ["token", "shape"], ["tokens"]),
+        ),
+        SEQUENCE,
+    ),
+    "pixels of channels": chain(("DepthToSpace", {"blocksize": 2, "mode": "CRD"})),
+    "pixels of blocks": (chain(("DepthToSpace", {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
+    "blocks of pixels": (chain(("SpaceToDepth", {"blocksize": 2})), ("n", 3, 4, 6)),
+    "filled shapes": (
+        [
+            node("ConstantOfShape", ["six_rows"], ["a"]),
+            node("Add", ["a", "c6"], ["b"]),
+            node("Add", ["x", "b"], ["y"]),
+        ],
+        FEATURES,
+    ),
+    "transposed constants of three axes": (
+        [
+            node("Transpose", ["c411"], ["a"], perm=[1, 0, 2]),
+            node("Reshape", ["a", "minus"], ["b"]),
+            node("Add", ["x", "b"], ["y"]),
+        ],
+        ("n", 4),
+    ),
+    "softplus below a threshold": (THRESHOLD, FEATURES),
+    "maxima of images": chain(("ReduceMax hw", {"keepdims": 0})),
+    "maxima of channels": chain(("ReduceMax axis1", {"keepdims": 0})),
+    "nearest by fractions": resized((10, 4), **FLOOR),
+    "nearest centres by fractions": resized((5, 9), nearest_mode="round_prefer_ceil"),
+    "nearest centres by other fractions": resized((4, 8)),
+    "linear by fractions": resized((10, 4), **LINEAR),
+    "convolution of one pixel with padding": chain(("Conv one_by_one", {"pads": [1, 0, 1, 2]})),
+    "leaky relu of slope 0": chain(("LeakyRelu", {"alpha": 0.0})),
+    "prelu of slope 0": (chain("PRelu zero"), FEATURES),
+}
+
+
+def of_images(entry: Any) -> tuple[Any, ...]:
+    """The nodes, shape and perhaps opset of an entry, which is of images if it has nodes alone."""
+    return entry if isinstance(entry, tuple) else (entry, IMAGE)
+
+
+def used(nodes: list[Any]) -> dict[str, Any]:
+    """The constants that nodes read."""
+    names = {name for entry in nodes for name in entry.inputs}
+    return {name: array for name, array in NUMBERS.items() if name in names}
+
+
+@each("name", WORKS)
+def test_a_model_computes_what_onnxruntime_does(name, tmp_path):
+    nodes, shape, *opset = of_images(WORKS[name])
+    path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
+    model = import_onnx(path)
+    (x,) = samples(model, 1 if shape[0] == 1 else 3)
+    assert_close(model.predict(x), compute(path, x))
+    if name in ("silu", "gelu of erf", "hard swish of clip"):
+        assert len(model.description.parts) == 1
+    if name != "shuffle":  # features in an order that an exported file cannot express
+        back = tmp_path / "back.onnx"
+        export_onnx(model, back)
+        assert_close(compute(back, x), model.predict(x))
+
+
+@each(("padding", "stride"), [((2, 1), (1, 1)), ((0, 0), (2, 1)), ((1, 0), (1, 2))])
+def test_output_padding_below_the_dilation_adds_rows_and_columns(padding, stride, tmp_path):
+    """As in PyTorch; onnxruntime refuses it."""
+    options = {"dilations": [3, 3], "strides": stride, "output_padding": [2, 1]}
+    nodes = chain(("ConvTranspose w bias", options | {"pads": [*padding, *padding]}))
+    model = import_onnx(write(tmp_path / "net.onnx", nodes, IMAGE, used(nodes)))
+    (x,) = samples(model)
+    (top, left), (down, right) = padding, stride
+    y = np.zeros((len(x), 6 * down + 7 + 2, 5 * right + 4 + 1, 3)) + NUMBERS["bias"]
+    for i, j in np.ndindex(3, 2):
+        taps = np.s_[3 * i : 3 * i + 6 * down + 1 : down, 3 * j : 3 * j + 5 * right + 1 : right]
+        y[:, *taps] += x @ NUMBERS["w"][:, :, i, j]
+    assert_close(model.predict(x), y[:, top : y.shape[1] - top, left : y.shape[2] - left])
+
+
+BATCH_NORM = node(
+    "BatchNormalization", ["x", "c4", "c4", "c4", "v4"], ["y", "m1", "v1", "m2", "v2"]
+)
+REFUSED: dict[str, Any] = {
+    "asin: has the operator Asin, which cannot be imported; expected one of": chain("Relu", "Asin"),
+    "maxpool: dilations must be 1, got [2, 1]": chain(
+        ("MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 1]})
+    ),
+    "conv: input 1 must be a constant, got x, which is co": chain("Conv x"),
+    "softmax: the axis must not be that of the batch, got 0": chain(("Softmax", {"axis": 0})),
+    "softmax: expected an axis whose following ones": (chain("Softmax"), IMAGE, 11),
+    "concat: expected computed inputs, or a constant position": (
+        [node("Concat", ["x", "c411b"], ["y"], axis=1)],
+        ("n", 4, 1, 1),
+    ),
+    "batchnormalization: expected a network for inference": ([BATCH_NORM], IMAGE, 13),
+    "dropout: expected a network for inference, got training_mode=True": chain("Dropout half true"),
+    "conv: kernel, strides and dilations must be positive": chain(
+        ("Conv conv", {"strides": [0, 1]})
+    ),
+    "prelu: the slope must be one positive number": chain("PRelu c411"),
+    "clip: bounds must be 0 and 6, or 0 alone, got 0.0 and 3.0": chain("Clip zero three"),
+    "resize: expected a whole height and width of an image": chain("Resize - ones4h"),
+    "expand: expected a constant, or the shape": (chain("Expand two_rows"), SEQUENCE),
+    "where: a mask must hide all later positions": (
+        attention(scaled("third"), masked("kept", "infinite", "s"), scores="f"),
+        SEQUENCE,
+    ),
+    "mul: masked scores must have a factor above 0.01, got -1": (
+        attention(masked("later", "large", "p"), node("Mul", ["f", "minus_f"], ["s"])),
+        SEQUENCE,
+    ),
+    "div: the axes must be the last ones": (layer_norm(axes="axis1"), SEQUENCE),
+    "resize: outputs of samples must have at most": chain("Resize - huge"),
+    "expand: the inputs do not suit the operator (expected at most": (
+        [node("Expand", ["one", "wide"], ["a"]), node("Add", ["x", "a"], ["y"])],
+        IMAGE,
+    ),
+    "averagepool: ceil_mode must be 0 if pads count": chain(
+        ("AveragePool", POOL | {"ceil_mode": 1, "pads": [0, 1, 0, 0], "count_include_pad": 1})
+    ),
+    "relu: expected attention: a product of queries": (chain("MatMul x", "Relu"), ("n", 6, 6)),
+    "range: the inputs do not suit the operator (integer division or modulo by zero)": (
+        [node("Range", ["i0", "i0", "i0"], ["a"]), node("Add", ["x", "a"], ["y"])],
+        IMAGE,
+    ),
+    "split: expected parts of the axis of size 4, got [1, 1, 1, 1, 0, -1, -2, -3": (
+        [node("Split", ["x"], ["y", *map(str, range(999))], axis=1)],
+        IMAGE,
+    ),
+    "gather: expected one index, a range": (chain(("Gather i021", {"axis": 1})), FEATURES),
+    "lrn: size must be odd, got 4": chain(("LRN", {"size": 4})),
+    "reshape: input 1 must be a list of integers, got int64": (chain("Reshape rows"), FEATURES),
+}
+NUMBERS |= {
+    **{"c411b": floats(1, 4, 1, 1)},
+    **{"true": np.array(True), "ones4h": np.float32([1, 1, 1.5, 1]), "i021": np.array([0, 2, 1])},
+    **{"huge": np.float32([1, 1, 1e6, 1e6])},
+    **{"wide": np.array([2**20, 2**20]), "i0": np.array(0), "minus_f": np.float32(-1)},
+    **{"rows": np.array([[0, -1]])},
+}
+
+
+@each("message", REFUSED)
+def test_a_node_that_no_layer_computes_is_refused_by_name(message, tmp_path):
+    nodes, shape, *opset = of_images(REFUSED[message])
+    path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
+    operator, _, problem = message.partition(": ")
+    with pytest.raises(ValueError, match=re.escape(problem)) as caught:
+        import_onnx(path)
+    assert len(str(caught.value)) < 1000
+    start = f"import_onnx: {path}: node {operator}"
+    assert str(caught.value).startswith(start)
+    assert "\n" not in str(caught.value)
+
+
+NO_NODE: dict[str, tuple[Any, ...]] = {
+    "input x must be of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C) w": (
+        chain("Relu"),
+        ("n", 3, "h", "w"),
+    ),
+    "expected operators of opset 7 or later, got opset 6": (chain("Relu"), IMAGE, {}, 6),
+    "conv.w must be finite, got inf": (
+        chain("Conv infinite"),
+        IMAGE,
+        {"infinite": np.float32(np.inf) * np.ones((2, 4, 1, 1), "float32")},
+    ),
+}
+
+
+@each("message", NO_NODE)
+def test_a_file_that_cannot_be_imported_is_refused_in_a_sentence(message, tmp_path):
+    path = write(tmp_path / "net.onnx", *NO_NODE[message])
+    with pytest.raises(ValueError, match="^" + re.escape(f"import_onnx: {path}: {message}")):
+        import_onnx(path)
+    data = path.read_bytes()
+    for damage in (data[: len(data) // 2], b"a text, not a file"):
+        path.write_bytes(damage)
+        with pytest.raises(ValueError, match="not an ONNX file, or damaged"):
+            import_onnx(path)
+
+
+def damaged(kind: str, path: Path) -> None:
+    """Write a file that a program would have to trust."""
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+    write(path, chain("Add c4", "Relu"), ("n", 4), used(chain("Add c4")))
+    message = onnx.load(path)
+    graph, (secret,) = message.graph, message.graph.initializer
+    if kind == "constant":
+        graph.node.insert(0, onnx.helper.make_node("Constant", [], ["k"], value=secret))
+        graph.node[1].input[1] = "k"
+        del graph.initializer[:]
+        secret = graph.node[0].attribute[0].t
+    if kind == "type":
+        secret.data_type = 99
+    elif kind == "type of an input":
+        graph.input[0].type.tensor_type.elem_type = 99
+    elif kind == "no output":
+        del graph.output[:]
+    elif kind == "function":
+        message.functions.add(name="Relu2", domain="own")
+    else:
+        secret.ClearField("raw_data")
+        secret.data_location = onnx.TensorProto.EXTERNAL
+        (path.parent / "secret").write_bytes(floats(4).tobytes())
+        place = f"../{path.parent.name}/secret" if kind == "constant" else "secret"
+        start, length = (-4, str(10**30)) if kind == "negative" else (0, "9" * 5000)
+        for key, value in {"location": place, "offset": str(start), "length": length}.items():
+            secret.external_data.add(key=key, value=value)
+    path.write_bytes(message.SerializeToString())
+
+
+@each(
+    ("kind", "problem"),
+    [
+        ("constant", "array c4: expected plain names of files in "),
+        ("length", "not an ONNX file, or damaged ("),
+        ("negative", "not an ONNX file, or damaged ("),
+        ("type", "not an ONNX file, or damaged ("),
+        ("type of an input", "input x must have elements of type float16, float32, float64, int32"),
+        ("no output", "expected a graph with inputs and outputs, got one without"),
+        ("function", "expected a graph of operators and dense arrays, got functions or sparse"),
+    ],
+)
+def test_a_file_is_not_trusted(kind, problem, tmp_path, monkeypatch):
+    path = tmp_path / "net.onnx"
+    damaged(kind, path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="^" + re.escape(f"import_onnx: {path}: {problem}")):
+        import_onnx(path)
+
+
+@each("entries", [{}, {"offset": "8", "length": "24"}])
+def test_arrays_in_a_file_beside_it_are_read(entries, tmp_path):
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+    nodes = chain("Add c6", "Relu")
+    inside = import_onnx(write(tmp_path / "a.onnx", nodes, FEATURES, used(nodes)))
+    path = tmp_path / "b.onnx"
+    message = onnx.load(tmp_path / "a.onnx")
+    (array,) = message.graph.initializer
+    start = int(entries.get("offset", 0))
+    (tmp_path / "b.onnx.data").write_bytes(b"." * start + array.raw_data)
+    array.ClearField("raw_data")
+    array.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": "b.onnx.data", **entries}.items():
+        array.external_data.add(key=key, value=value)
+    path.write_bytes(message.SerializeToString())
+    model = import_onnx(path, verify=importing.can_verify())
+    (x,) = samples(model)
+    np.testing.assert_array_equal(model.predict(x), inside.predict(x))
+    (tmp_path / "b.onnx.data").rename(tmp_path / "c")
+    with pytest.raises(FileNotFoundError, match=r"array c6: file \S+b.onnx.data does not exist"):
+        import_onnx(path)
+    (tmp_path / "b.onnx.data").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="array c6: expected files in .*, a link to"):
+        import_onnx(path)
+
+
+def of_one(count: int) -> list[Any]:
+    """Many nodes that read the same input, a concatenation, and one that reads them all."""
+    made = [f"a{number}" for number in range(2 * count)]
+    every = [node("Concat", ["b", "b"], [name], axis=1) for name in made]
+    return [node("Concat", ["x", "x"], ["b"], axis=1), *every, node("Concat", made, ["y"], axis=1)]
+
+
+def test_the_work_of_an_import_is_proportional_to_the_nodes(tmp_path):
+    def calls(count: int) -> int:
+        nodes = of_one(count)
+        path, number = write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)), 0
+
+        def count_call(frame: Any, event: str, argument: Any) -> None:
+            nonlocal number
+            number += event == "call"
+
+        sys.setprofile(count_call)
+        try:
+            import_onnx(path)
+        finally:
+            sys.setprofile(None)
+        return number
+
+    calls(1)  # imports modules
+    small, large = calls(25), calls(100)
+    assert large < 4.4 * small  # proportional, and what does not depend on the nodes
+
+
+def wrong(at: Reading) -> Any:
+    """A reader that errs."""
+    return at.layer(ReLU(), at.value())
+
+
+def test_a_wrong_import_is_found_by_its_outputs_unless_they_are_not_compared(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    path, folder = write(tmp_path / "net.onnx", chain("Tanh"), IMAGE), str(tmp_path / "a.pydtnn")
+    import_onnx(path, verify=True)
+    assert main(["import", str(path), folder]) == 0
+    assert "outputs are those of onnxruntime" in capsys.readouterr().out
+    monkeypatch.setattr(importing, "READERS", {**READERS, "Tanh": wrong})
+    import_onnx(path)
+    with pytest.raises(ValueError, match=r"output y differs by .* the import is wrong, please"):
+        import_onnx(path, verify=True)
+    assert main(["import", str(path), folder]) == 1
+    assert "the import is wrong" in capsys.readouterr().err
+    assert main(["import", str(path), folder, "--no-verify"]) == 0
+    monkeypatch.setattr("pydtnn.tools.interchange.__main__.can_verify", lambda: False)
+    assert main(["import", str(path), folder]) == 0
+    assert "not compared: onnxruntime is not installed" in capsys.readouterr().out
+
+
+def test_batches_of_a_fixed_size_may_have_any(tmp_path):
+    nodes = chain("Reshape flat", "Gemm big")
+    constants = {"flat": np.array([1, 168]), "big": NUMBERS["big"]}
+    path = write(tmp_path / "net.onnx", nodes, (1, 4, 7, 6), constants)
+    model = import_onnx(path, verify=True)
+    (x,) = samples(model, 3)
+    expected = np.concatenate([compute(path, x[i : i + 1]) for i in range(3)])
+    assert_close(model.predict(x), expected)
+
+
+def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path):
+    nodes = [
+        node("Gather", ["m66", "x"], ["h"]),
+        node("Reshape", ["m66", "six_six"], ["m"]),
+        node("MatMul", ["h", "m"], ["y"]),
+    ]
+    path = write(tmp_path / "net.onnx", nodes, ("n", 5), used(nodes), kind="INT64")
+    x = np.arange(5, dtype="float32")[np.newaxis]
+    assert_close(import_onnx(path).predict(x), compute(path, x))
+
+
+def test_layers_have_the_names_of_nodes_and_a_constant_may_be_one(tmp_path):
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+    target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
+    nodes = [
+        node("Constant", [], ["shape"], value=target),
+        node("Reshape", ["x", "shape"], ["a"], name="/flat"),
+        node("MatMul", ["a", "big"], ["b"], name="/product"),
+        node("Add", ["bias", "b"], ["c"], name="/body/sum"),
+        node("Softmax", ["c"], ["y"]),
+    ]
+    path = write(tmp_path / "net.onnx", nodes, IMAGE, used(nodes))
+    model = import_onnx(path)
+    assert [part.name for part in model.description.parts] == ["flat", "body.sum", "softmax"]
+    (x,) = samples(model)
+    assert_close(model.predict(x), compute(path, x))
+
+
+def test_numbers_of_float32_are_their_shortest_decimals_and_others_stay():
+    assert decimal(float(np.float32(0.1))) == 0.1
+    assert decimal(1 / 3) == 1 / 3
+
+
+def test_a_network_of_one_activation_of_another_has_both(tmp_path):
+    model = Model(Sequential(Sigmoid(), GELU("none"), ReLU6(), GELU(), Tanh(), SiLU()), (3,))
+    export_onnx(model, tmp_path / "net.onnx")
+    kinds = [part.layer.kind for part in import_onnx(tmp_path / "net.onnx").description.parts]
+    assert kinds == [Sigmoid, GELU, ReLU6, GELU, Tanh, SiLU]

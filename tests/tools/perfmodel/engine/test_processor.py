@@ -1,0 +1,79 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import run_threads
+from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests
+from pydtnn.tools.perfmodel.engine import processor
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
+from tests.each import each
+from tests.tools.perfmodel.virtual.costs import UniformCosts, cluster
+
+
+def test_the_processor_of_a_platform_copies_at_its_rate():
+    platform = Platform.load("laptop")
+    messages = replace(platform.messages, call=2e-6, copy=1e9, allreduce=None)
+    assert Processor.of(replace(platform, messages=messages)) == Processor(2e-6, 1e-9, 0.0)
+
+
+LENGTHS, TIMES = (64, 1 << 13, 1 << 17, 1 << 20), (1.0, 2.0, 2.0, 10.0)
+
+
+def with_broadcasts() -> Platform:
+    """A platform on which broadcasts of two ranks take `TIMES`."""
+    platform = Platform.load("laptop")
+    times = {f"broadcast, 2 ranks, {n}": t for n, t in zip(LENGTHS, TIMES, strict=True)}
+    return replace(platform, messages=replace(platform.messages, collectives=times))
+
+
+def test_times_of_collectives_are_interpolated_and_continued():
+    time = Processor.of(with_broadcasts()).library
+    assert time("broadcast", 0, 2) == 1.0
+    assert time("broadcast", (LENGTHS[0] + LENGTHS[1]) // 2, 2) == pytest.approx(1.5)
+    assert [time("broadcast", n, 2) for n in LENGTHS] == pytest.approx(TIMES)
+    assert time("broadcast", 2 * LENGTHS[3] - LENGTHS[2], 2) == pytest.approx(18.0)
+    assert time("allgather", 64, 2) is None
+    assert time("broadcast", 64, 3) is None
+
+
+def test_virtual_ranks_take_the_measured_time_after_the_last_one_has_called():
+    def rank(comm):
+        comm.broadcast(np.zeros(LENGTHS[3], "u1"))
+
+    processor = Processor(library=Processor.of(with_broadcasts()).library)
+    run = run_virtual(rank, network=cluster("ab"), costs=UniformCosts(), processor=processor)
+    before = run_virtual(lambda comm: None, network=cluster("ab"), costs=UniformCosts())
+    assert np.subtract(run.seconds, before.seconds) == pytest.approx([10.0] * 2)
+
+
+def test_all_ranks_measure_the_same_processor_and_one_rank_has_no_messages():
+    one, other = run_threads(2, Processor.measure)
+    assert one == other
+    assert one.call > 0
+    assert one.add >= 0
+    assert run_threads(1, Processor.measure) == [Processor()]
+
+
+@each(("hosts", "seconds"), [("aa", 1.0), ("aaaa", 1.5), ("ab", 0.0)])
+def test_ranks_of_a_host_add_their_parts_of_a_sum_themselves(hosts, seconds):
+    def rank(comm):
+        comm.allreduce(np.zeros(1000, "u1"))
+
+    network, costs = cluster(hosts), UniformCosts()
+    usual, adding = (
+        run_virtual(rank, network=network, costs=costs, processor=Processor(add=add)).seconds
+        for add in (0.0, 2.0 / 1000)
+    )
+    assert np.subtract(adding, usual) == pytest.approx([seconds] * len(hosts), abs=1e-6)
+
+
+def test_ranks_that_sleep_take_time_for_tests_and_wake_late(monkeypatch):
+    own = Processor(wake=1e-3, test=2e-3)
+    assert own.testing(0.1) == 2e-3 * number_of_tests(0.1, 3e-3)
+    times = iter([0.0, MIN_SLEEP_S + 0.25] * 99)
+    monkeypatch.setattr(processor, "sleeps", lambda: True)
+    monkeypatch.setattr(processor.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(processor.time, "perf_counter", lambda: next(times))
+    assert processor._measure_wake() == pytest.approx(0.25)

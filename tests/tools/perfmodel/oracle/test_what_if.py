@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+
+from pydtnn.tools.perfmodel.oracle import sweep
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.training.workload import Workload
+from tests.tools.perfmodel.costs import PerFlop
+
+WORK = Workload("resnet20", (8, 8, 3), batch=64, samples=1000)
+
+
+class PerPeak(PerFlop):
+    def on(self, platform: Platform) -> PerFlop:
+        return PerPeak(rate=platform.compute.peak["float32"] / 100)
+
+
+@pytest.fixture(scope="module")
+def projector() -> Projector:
+    platform = Platform.load("cpu-1gbit")
+    return Projector(WORK, platform, PerPeak().on(platform))
+
+
+def times(projector: Projector, axis: str) -> list[float]:
+    found = sweep(axis, projector, lambda n: [replace(WORK, axes={"data": n})], [4])
+    (entries,) = found.entries.values()
+    assert len(entries) == len(found.points)
+    return [entry.projection.seconds for entry in entries if entry.projection]
+
+
+@pytest.mark.parametrize("axis", ["flops", "memory", "bandwidth", "batch"])
+def test_a_better_machine_is_never_slower_and_a_larger_batch_never_faster(projector, axis):
+    seconds = times(projector, axis)
+    assert seconds == sorted(seconds, reverse=axis != "batch")
+    assert seconds[0] != seconds[-1]
+
+
+def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector):
+    def found(ranks: int) -> list[Workload]:
+        meshes: list[dict[str, int]] = [{"data": ranks}, {"data": 1, "filter": ranks}]
+        return [replace(WORK, axes=axes) for axes in (meshes if ranks > 1 else [{}])]
+
+    result = sweep("ranks", projector, found, [1, 2, 4])
+    assert [point.value for point in result.points] == [1, 2, 4]
+    assert {*result.entries} == {"data", "filter"}
+    assert all(entry.projection for entries in result.entries.values() for entry in entries)
+
+
+def test_unknown_axes_are_refused(projector):
+    with pytest.raises(ValueError, match="batch"):
+        sweep("bach", projector, lambda n: [], [2])

@@ -1,0 +1,228 @@
+"""The closed forms against the program itself on virtual ranks, and rules that any model obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.tools.perfmodel.compute import AnalyticCosts
+from pydtnn.tools.perfmodel.platform import Cluster, Compute, Link, Messages, Platform
+from pydtnn.tools.perfmodel.prediction import Prediction
+from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.tools.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
+from pydtnn.tools.perfmodel.virtual.steps import predict
+from pydtnn.training.workload import SHARDED, Workload
+from tests.each import each
+
+NETWORK, DEEPER = (Workload(name, (16, 16, 3), batch=32) for name in ("resnet8", "resnet20"))
+SEQUENCES = Workload(
+    "moe_gpt_nano", (32,), 256, batch=32, model_options={"tied": False, "experts": 4}
+)
+
+PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
+
+STRATEGIES: list[tuple[Workload, dict[str, Any]]] = [
+    *((NETWORK, {"axes": {"data": ranks}}) for ranks in (1, 2, 3, 4, 6, 8)),
+    *((NETWORK, {"axes": {"data": 4}, "scheme": scheme}) for scheme in SHARDED),
+    *((NETWORK, {"axes": {axis: n}}) for axis in ("filter", "channel", "spatial") for n in (2, 4)),
+    *((NETWORK, {"axes": {"data": 2, axis: 2}}) for axis in ("filter", "channel", "spatial")),
+    *((NETWORK, {"axes": {"data": 4, axis: 2}}) for axis in ("filter", "spatial")),
+    (NETWORK, {"axes": {"data": 2, "spatial": 4}}),
+    *(
+        (NETWORK, {"axes": {**data, "pipeline": 2}, "pipeline_schedule": schedule})
+        for data in ({}, {"data": 2})
+        for schedule in ("gpipe", "1f1b", "zb_h1", "zb_v", "chimera")
+    ),
+    (NETWORK, {"axes": {"pipeline": 4}}),
+    (NETWORK, {"axes": {"data": 2}, "recompute": 2}),
+    *((SEQUENCES, {"axes": axes}) for axes in ({"tensor": 2}, {"context": 2}, {"expert": 2})),
+    *((SEQUENCES, {"axes": {"data": 2, axis: 2}}) for axis in ("tensor", "context", "expert")),
+]
+
+
+FURTHER: list[tuple[Workload, dict[str, Any]]] = [
+    *(
+        (NETWORK, {"axes": {"pipeline": 4}, "micro_batches": 8, "pipeline_schedule": schedule})
+        for schedule in ("1f1b", "zb_v", "dualpipe")
+    ),
+    (
+        NETWORK,
+        {"axes": {"data": 4}, "scheme": "sharded_parameters", "scheme_options": {"copies": 2}},
+    ),
+    (NETWORK, {"axes": {"data": 4}, "optimizer": "adam", "optimizer_options": {}}),
+]
+"""Not on random platforms, whose cases depend on the list of strategies."""
+
+
+def random_topology(rng: np.random.Generator, hosts: int) -> Topology | None:
+    """Return switches between at least so many hosts, or none."""
+    link: dict[str, Any] = {"hop": 10 ** rng.uniform(-7, -5.5)}
+    if rng.random() < 0.5:
+        link["bandwidth"] = 10 ** rng.uniform(8.5, 10.5)
+    kinds: Sequence[Any] = (
+        lambda: None,
+        lambda: FatTree(**link, down=(2, hosts), up=(int(rng.integers(1, 3)),)),
+        lambda: Dragonfly(**link, groups=hosts, routers=2, per_router=1),
+        lambda: Torus(**link, dimensions=(2, max(hosts, 2))),
+    )
+    found: Topology | None = kinds[rng.integers(len(kinds))]()
+    return found
+
+
+def random_platform(rng: np.random.Generator, ranks: int) -> Platform:
+    """Return a platform some of whose optional entries are omitted."""
+
+    def some(value: float, otherwise: Any = None) -> Any:
+        return otherwise if rng.random() < 0.5 else value
+
+    def power(low: float, high: float) -> float:
+        return float(10 ** rng.uniform(low, high))
+
+    per_host = int(rng.integers(1, 9))
+    hosts = -(-ranks // per_host)
+    bandwidth = power(8, 10.5)
+    return Platform(
+        name="random",
+        cluster=Cluster(hosts, per_host, per_host, 64e9),
+        compute=Compute(
+            threads=1,
+            peak={"float32": power(10, 12)},
+            memory_bandwidth=power(9.5, 11),
+            host_bandwidth=some(power(10.5, 11.5)),
+            call=some(power(-6, -4.5), 0.0),
+            step=some(power(-5, -3), 0.0),
+        ),
+        messages=Messages(
+            inside=Link(power(-6.5, -5.5), power(9.5, 10.5), some(power(10, 11))),
+            between=Link(power(-6, -4.3), bandwidth, some(bandwidth * rng.uniform(1, 4))),
+            add=some(power(9.5, 10.5)),
+            copy=some(power(9.5, 10.5)),
+            call=some(power(-6.5, -4.5), 0.0),
+            allreduce=some(power(9, 10)),
+            rails=int(rng.integers(1, 3)),
+        ),
+        topology=random_topology(rng, hosts),
+    )
+
+
+def random_case(seed: int) -> tuple[Workload, Platform]:
+    rng = np.random.default_rng(seed)
+    work, given = STRATEGIES[rng.integers(len(STRATEGIES))]
+    batch = PRIMES[rng.integers(len(PRIMES))] if rng.random() < 0.7 else int(rng.integers(8, 65))
+    work = replace(work, batch=batch, **given)
+    return work, random_platform(rng, work.ranks)
+
+
+def project(work: Workload, platform: Platform) -> Prediction:
+    costs = AnalyticCosts.of(work, platform)
+    return PROJECTORS[work.model].with_platform(platform, costs).project(work)
+
+
+def compare(work: Workload, platform: Platform) -> tuple[float, float]:
+    """Return the ratios of times and of memory of the closed forms to those of virtual ranks."""
+    closed = project(work, platform)
+    virtual = predict(work, platform, AnalyticCosts.of(work, platform))
+    assert closed.loader == pytest.approx(virtual.loader)
+    memory = closed.memory.total / virtual.memory.total
+    return closed.step.seconds / virtual.step.seconds, memory
+
+
+ANY = Platform.load("cpu-10gbit")
+ANY = replace(ANY, compute=replace(ANY.compute, threads=1))
+PROJECTORS = {
+    work.model: Projector(work, ANY, AnalyticCosts(ANY)) for work in (NETWORK, DEEPER, SEQUENCES)
+}
+
+
+def platform_of(per_host: int, cores: int, **given: Any) -> Platform:
+    cluster = replace(ANY.cluster, ranks_per_host=per_host, cores_per_host=cores)
+    return replace(ANY, cluster=cluster, messages=replace(ANY.messages, **given))
+
+
+PLATFORMS = {
+    "a rank on each host": platform_of(1, 1),
+    "hosts of 2 ranks": platform_of(2, 2, allreduce=2e9),
+    "a host": platform_of(4, 4, allreduce=2e9),
+    "a host with shared cores": platform_of(4, 2, allreduce=2e9, call=1e-6),
+}
+
+
+@pytest.mark.few(10)
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    "strategy", STRATEGIES + FURTHER, ids=lambda one: replace(one[0], **one[1]).name
+)
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_a_step_takes_as_long_as_on_virtual_ranks(name, strategy):
+    work = DEEPER if strategy[0] is NETWORK else strategy[0]
+    work = replace(work, **strategy[1]).in_micro_batches()
+    seconds, memory = compare(work, PLATFORMS[name])
+    # ranks with several neighbours are followed one by one there, and assumed to be alike here
+    many = max([1, *work.cut.values()]) > 2
+    assert seconds == pytest.approx(1, abs=0.15 if many else 0.06)
+    assert memory == pytest.approx(1, abs=0.06)  # buffers of sums, and memory between arrays
+
+
+@each("schedule", ["1f1b", "zb_v"])
+@each("batch", [9, 17])
+def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch, schedule):
+    platform = platform_of(1, 1, call=0.0)
+    platform = replace(platform, compute=replace(platform.compute, call=0.0, step=0.0))
+    work = replace(DEEPER, batch=batch, axes={"pipeline": 2}, pipeline_schedule=schedule)
+    assert compare(work, platform)[0] == pytest.approx(1, abs=0.05)
+
+
+@each("data", [2, 4])
+def test_gradients_of_stripes_are_in_the_buckets_of_the_program(data):
+    """Sums along "data" begin when those over stripes are complete; nothing else takes time."""
+    work = replace(DEEPER, axes={"data": data, "spatial": 2})
+    assert compare(work, platform_of(1, 1, call=0.0))[0] == pytest.approx(1, abs=0.01)
+
+
+CASES = [*range(10), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(10, 300))]
+
+
+@pytest.mark.parametrize("seed", CASES)
+def test_formulas_are_those_of_virtual_ranks_on_random_platforms(seed):
+    work, platform = random_case(seed)
+    ratio, memory = compare(work, platform)
+    # Messages that share a link, and calls of the processor while others travel, are followed one
+    # by one there. If hosts have different ranks of the mesh,
+    # the groups along all axes are taken to be on as many hosts as the worst of them.
+    per_host = platform.cluster.ranks_per_host
+    alike = work.ranks <= per_host or work.ranks % per_host == 0
+    assert 0.8 < ratio < (1.2 if alike else 1.65)
+    assert memory == pytest.approx(1, abs=0.08)
+
+
+RATES = {"peak", "memory_bandwidth", "host_bandwidth", "bandwidth", "shared", "add", "copy"}
+RATES |= {"allreduce"}
+
+
+def twice_as_fast(part: Any, name: str = "") -> Any:
+    """Return a platform with twice the rates of everything."""
+    if name in RATES and part is not None:
+        return {key: 2 * rate for key, rate in part.items()} if name == "peak" else 2 * part
+    if not is_dataclass(part):
+        return part
+    found = {own.name: twice_as_fast(getattr(part, own.name), own.name) for own in fields(part)}
+    return replace(part, **found)  # type: ignore[type-var]
+
+
+RULES = [range(30), pytest.param(range(30, 300), marks=pytest.mark.matrix)]
+"""Seeds of random platforms."""
+
+
+@pytest.mark.parametrize("seeds", RULES, ids=["30", "300"])
+def test_twice_the_rates_are_never_slower_nor_twice_the_batch_more_than_twice(seeds):
+    for seed in seeds:
+        work, platform = random_case(seed)
+        one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))
+        assert project(work, twice_as_fast(platform)).seconds <= 1.001 * one.seconds, seed
+        assert one.seconds <= 1.001 * two.seconds, seed
+        assert two.seconds <= 2.001 * one.seconds, seed
+        assert one.memory.total <= two.memory.total, seed

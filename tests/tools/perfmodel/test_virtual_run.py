@@ -1,0 +1,150 @@
+"""The command line on virtual ranks."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig, flags
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.virtual.steps import time_steps
+from pydtnn.tools.perfmodel.virtual_run import create_costs, describe_virtual_run
+from pydtnn.train import main
+from pydtnn.training.tracing.records import RECORD, read_traces
+from tests.each import each
+from tests.small_run import TINY, TRAIN, only_line
+from tests.tools.perfmodel.test_predicted import BASE, DECLARED, NEEDS, VALUES, WITH
+
+VIRTUAL = ["--virtual-ranks=4", "--platform=cpu-1gbit"]
+
+
+def entries(folder: Path) -> list[dict]:
+    return [*map(json.loads, (folder / "measurements.jsonl").read_text().splitlines())]
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_trace_has_virtual_times(tmp_path):
+    options = [f"--trace={tmp_path / 'trace'}", "--quiet", f"--output-dir={tmp_path / 'run'}"]
+    assert main([*TINY, *VIRTUAL, "--epochs=1", *options]) == 0
+    ranks = read_traces(tmp_path / "trace")
+    assert len(ranks) == 4
+    (entry,) = entries(tmp_path / "run")
+    for rank, trace in enumerate(ranks):
+        assert trace.records.dtype == RECORD
+        steps = trace.records[trace.records["name"] == trace.names.index("step")]
+        seconds = entry["ranks"][rank]["steps"]
+        assert steps["duration"].sum() * 1e-9 == pytest.approx(seconds, rel=1e-3)
+
+
+@each(
+    ("options", "told"),
+    [
+        (["--virtual-ranks=2"], "--virtual-ranks requires --platform"),
+        ([*VIRTUAL, "--device=cuda"], "--virtual-ranks requires --device cpu or numpy"),
+        ([*VIRTUAL, "--loader-threads=2"], "omit --loader-threads"),
+        (["--timing-only"], "--timing-only requires --virtual-ranks N"),
+        (["--virtual-ranks=0", "--platform=cpu-1gbit"], "--virtual-ranks must be at least 1"),
+        (["--virtual-ranks=2", "--platform=cpu-2gbit"], "cpu-2gbit"),
+        (["--virtual-ranks=20", "--platform=cpu-1gbit"], "at most one rank per sample"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, told, tmp_path, capsys):
+    assert main([*TINY, *options, "--quiet", f"--output-dir={tmp_path / 'run'}"]) != 0
+    assert told in only_line(capsys.readouterr().err)
+
+
+@pytest.mark.long
+def test_exact_training_has_the_bytes_of_mpi(tmp_path, mpiexec):
+    options = [*TINY, "--model=cnn", "--exact", "--quiet", "--loader-threads=0"]
+    done = mpiexec(2, [*TRAIN, *options, f"--output-dir={tmp_path / 'mpi'}"])
+    assert done.returncode == 0, done.stderr
+    virtual = ["--virtual-ranks=2", "--platform=cpu-1gbit"]
+    assert main([*options, *virtual, f"--output-dir={tmp_path / 'virtual'}"]) == 0
+    assert weights(tmp_path / "virtual") == weights(tmp_path / "mpi")
+
+
+def test_the_time_of_many_ranks_is_printed_without_training(tmp_path, capsys):
+    options = ["--virtual-ranks=256", "--platform=cpu-1gbit", "--timing-only", "--batch-size=4"]
+    options += [TINY[0], TINY[1], f"--output-dir={tmp_path / 'run'}", f"--compute={tmp_path}/times"]
+    assert main(options) == 0
+    told = capsys.readouterr().out
+    measured = (tmp_path / "times").read_bytes()
+    assert main(options) == 0
+    assert capsys.readouterr().out == told  # with the times that were measured before
+    assert (tmp_path / "times").read_bytes() == measured
+    assert "256 on cpu-1gbit; only timed: one rank is executed, which stands for all" in told
+    assert "cpu-1gbit has 32 hosts, 256 ranks need 256: further ones of the same kind" in told
+    assert "1024 samples of all ranks" in told
+    assert not (tmp_path / "run").exists()
+
+
+# -- every option of a run
+
+SMALL = BASE | {"model": "mlp", "virtual_ranks": 4, "timing_only": True}
+
+OUTSIDE = ("ema", "loader_threads", "compute", "disturb", "timing_only", "virtual_ranks", "dataset")
+"""Options of what is not part of a step, of virtual ranks, and of data that determine shapes."""
+
+EQUAL = ("formats", "pipeline_schedule", "plan", "recompute", "memory_limit")
+"""Options of other workloads, which may take the same time: messages take longest here."""
+
+NORMED = {"model": "resnet8"}
+MORE: dict[str, dict[str, Any]] = WITH | dict.fromkeys(("sync_batch_norm", "fusion"), NORMED)
+
+OTHERS = VALUES | {"model": "cnn", "threads": 2}
+
+
+def timing(config: TrainConfig) -> float:
+    platform = Platform.load(str(config.platform))
+    costs = create_costs(config, platform)
+    return time_steps(describe_virtual_run(config), platform, costs, steps=1).seconds
+
+
+@functools.cache
+def base_timing(name: str) -> float:
+    return timing(TrainConfig(**SMALL | MORE.get(name, {})))
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("name", [n for n in flags(TrainConfig) if n not in {*DECLARED, *OUTSIDE}])
+def test_an_option_changes_the_time_of_steps_or_is_refused(name):
+    own, others = flags(TrainConfig)[name], SMALL | MORE.get(name, {})
+    changed = others | {name: OTHERS.get(name, not own.default)}
+    try:
+        found, refused = timing(TrainConfig(**changed)), ""
+    except ValueError as error:
+        found, refused = 0.0, str(error)
+    if refused:
+        assert NEEDS.get(name, own.label) in refused
+    elif name in EQUAL:
+        one, other = (describe_virtual_run(TrainConfig(**options)) for options in (others, changed))
+        assert one != other
+    else:
+        assert found != base_timing(name if name in MORE else "")
+
+
+def test_what_is_beside_training_takes_no_virtual_time(tmp_path, capsys):
+    times = []
+    for name, often in (("never", "--checkpoint-epochs=0"), ("often", "--checkpoint-steps=2")):
+        options = ["--epochs=1", "--steps-per-epoch=4", often, f"--output-dir={tmp_path / name}"]
+        assert main([*TINY, *VIRTUAL, *options]) == 0
+        told = capsys.readouterr().out
+        assert "4 ranks" in told
+        (epoch,) = json.loads((tmp_path / name / "history.json").read_text())
+        times.append(epoch["virtual_seconds"])
+        # the summary has the speed of the epoch
+        (in_epoch,) = re.findall(r"(\d+) samples/s  ", told)
+        (summary,) = re.findall(r"^samples/s +(\d+)$", told, re.M)
+        assert float(summary) == pytest.approx(float(in_epoch), rel=0.05)
+    # ranks begin together after a checkpoint, and wait less for each other
+    assert times[0] == pytest.approx(times[1], rel=0.05)
+    assert "virtual time beside it" in told

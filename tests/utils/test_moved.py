@@ -1,0 +1,32 @@
+"""Modules under their former names."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from pydtnn.utils.moved import MOVED
+from tests.each import each
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@each(
+    ("name", "home"),
+    [*MOVED.items(), ("pydtnn.testing.plan", "pydtnn.tools.testing.plan")],
+)
+def test_a_former_name_is_the_module_of_today(name, home):
+    assert import_module(name) is import_module(home)
+    assert import_module(home).__spec__.name == home
+
+
+def test_a_former_name_is_imported_with_a_warning(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pydtnn.predict", raising=False)
+    with pytest.warns(DeprecationWarning, match="pydtnn.predict is now pydtnn.tools.predict"):
+        import_module("pydtnn.predict")
+
+
+def test_a_command_with_a_former_name_is_executed():
+    command = [sys.executable, "-m", "pydtnn.runs", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: python -m pydtnn runs")

@@ -164,9 +164,10 @@ class Program:
         """What the program left so far."""
         texts = []
         for file in (self._stdout, self._stderr):
-            file.seek(0)
+            # The program, which shares the position, must not write where this has moved it to.
+            data = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
             # Open MPI's launcher ends its own messages with a null character.
-            texts.append(file.read().decode(errors="replace").replace("\0", ""))
+            texts.append(data.decode(errors="replace").replace("\0", ""))
         code = self._process.poll()
         return Finished(-1 if code is None else code, *texts)
 

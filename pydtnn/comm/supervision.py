@@ -68,13 +68,15 @@ def stacks() -> str:
 
 
 def _calls(frame: FrameType | None) -> str:
-    """Return the innermost calls, without those that start threads; empty for idle threads."""
+    """Return the innermost calls, without those that start threads or wait for others.
+
+    It is empty for threads without work, and never for the main thread.
+    """
     calls: list[str] = []
     while frame is not None and len(calls) < MAX_CALLS_SHOWN:
         code = frame.f_code
-        if code.co_filename in (threading.__file__, _pool.__file__):
-            break
-        calls.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
+        if code.co_filename not in (threading.__file__, _pool.__file__):
+            calls.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return " > ".join(reversed(calls))
 

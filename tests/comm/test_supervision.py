@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -117,6 +120,17 @@ def test_a_monitor_that_looks_at_the_slot_is_not_lost(rank, capfd):
         rank.slots[0].beat()
         time.sleep(0.005)
     assert (rank.ends, capfd.readouterr().err) == ([], "")
+
+
+def test_the_stack_of_a_main_thread_that_waits_for_another_thread_is_shown():
+    main = threading.main_thread().ident or 0
+
+    def look() -> str:
+        wait_for(lambda: sys._current_frames()[main].f_code.co_filename == threading.__file__)
+        return module.stacks()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert re.search(r"^  MainThread: .*that_waits", pool.submit(look).result(), re.M)
 
 
 def test_where_there_is_no_monitor_deadlines_are_kept(capfd):

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
-from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
+from pydtnn.utils.option import option
 
 
 class RMSProp(Optimizer):
@@ -31,20 +31,11 @@ class RMSProp(Optimizer):
 
     slots = ("square",)
     capturable = True
+    rho: float = option(0.99, at_least=0, below=1)
+    epsilon: float = option(1e-8, above=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.01,
-        *,
-        rho: float = 0.99,
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.rho = self.number("rho", rho, at_least=0, below=1)
-        self.epsilon = self.number("epsilon", epsilon, above=0)
+    def __init__(self, lr: float | Schedule = 0.01, **options: Any) -> None:
+        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, square: Array, *, lr: Number, decay: float, step: Number
@@ -75,20 +66,11 @@ class Adagrad(Optimizer):
     """
 
     slots = ("square",)
+    initial: float = option(0.0, at_least=0)
+    epsilon: float = option(1e-10, above=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.01,
-        *,
-        initial: float = 0.0,
-        epsilon: float = 1e-10,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.initial = self.number("initial", initial, at_least=0)
-        self.epsilon = self.number("epsilon", epsilon, above=0)
+    def __init__(self, lr: float | Schedule = 0.01, **options: Any) -> None:
+        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, square: Array, *, lr: Number, decay: float, step: Number
@@ -119,20 +101,11 @@ class Lion(Optimizer):
     """
 
     slots = ("m",)
+    beta1: float = option(0.9, at_least=0, below=1)
+    beta2: float = option(0.99, at_least=0, below=1)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 1e-4,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.beta1 = self.number("beta1", beta1, at_least=0, below=1)
-        self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
+    def __init__(self, lr: float | Schedule = 1e-4, **options: Any) -> None:
+        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, m: Array, *, lr: Number, decay: float, step: Number
@@ -164,22 +137,12 @@ class Adam(Optimizer):
     slots = ("m", "v")
     capturable = scales = True
     decoupled = False
+    beta1: float = option(0.9, at_least=0, below=1)
+    beta2: float = option(0.999, at_least=0, below=1)
+    epsilon: float = option(1e-8, above=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.001,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.beta1 = self.number("beta1", beta1, at_least=0, below=1)
-        self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
-        self.epsilon = self.number("epsilon", epsilon, above=0)
+    def __init__(self, lr: float | Schedule = 0.001, **options: Any) -> None:
+        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
@@ -211,20 +174,10 @@ class AdamW(Adam):
     """
 
     decoupled = capturable = scales = True
+    weight_decay: float = option(0.01, at_least=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.001,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.01,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-        super().__init__(lr, **betas, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
+    def __init__(self, lr: float | Schedule = 0.001, **options: Any) -> None:
+        super().__init__(lr, **options)
 
 
 class Nadam(Adam):
@@ -252,22 +205,10 @@ class Nadam(Adam):
     """
 
     capturable = True
+    momentum_decay: float = option(0.004, at_least=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.002,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        momentum_decay: float = 0.004,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-        super().__init__(lr, **betas, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.momentum_decay = self.number("momentum_decay", momentum_decay, at_least=0)
+    def __init__(self, lr: float | Schedule = 0.002, **options: Any) -> None:
+        super().__init__(lr, **options)
         self._product = (0, 1.0)
 
     def terms(self, step: int) -> dict[str, float]:

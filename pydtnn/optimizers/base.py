@@ -32,8 +32,9 @@ from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.names import SuggestsNames, some
+from pydtnn.utils.names import SuggestsNames, check_names, some
 from pydtnn.utils.observer import Observer, outside, phase
+from pydtnn.utils.option import option, options_of, set_options, signature_of
 from pydtnn.utils.validate import check_float, check_int
 
 Total = Callable[[Callable[[Array], Number]], Number]
@@ -364,6 +365,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         observers.
     """
 
+    weight_decay: float = option(0.0, at_least=0)
+    clip_norm: float | None = option(float, above=0)
     slots: tuple[str, ...] = ()
     per_parameter: bool = False
     needs_all_gradients: bool = False
@@ -382,14 +385,14 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
                 setattr(cls, name, False)
         if isinstance(cls.slots, str):
             raise TypeError(f'{cls.__name__}: slots must be a tuple; use ("{cls.slots}",)')
+        cls.__signature__ = signature_of(cls)
 
     def __init__(
         self,
         lr: float | Schedule = 0.01,
         *,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
         groups: Options | None = None,
+        **options: Any,
     ) -> None:
         if isinstance(lr, Iterable) and not isinstance(lr, str):
             raise TypeError(
@@ -400,14 +403,11 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             self.schedule = lr
         else:
             self.schedule = Constant(self.number("lr (the learning rate)", lr, at_least=0))
-        self.weight_decay = self.number("weight_decay", weight_decay, at_least=0)
+        check_names(type(self), options, ["lr", "groups", *options_of(type(self))])
+        set_options(self, options)
         self.groups = Groups(type(self).__name__, groups)
-        self.clip_norm = clip_norm
-        self._clipping: Clipping | None = None
-        if clip_norm is not None:
-            self.clip_norm = self.number("clip_norm", clip_norm, above=0)
-            self._clipping = Clipping(self.clip_norm)
-            self.needs_all_gradients = True
+        self._clipping = None if self.clip_norm is None else Clipping(self.clip_norm)
+        self.needs_all_gradients = self.needs_all_gradients or self._clipping is not None
         self.iterations = 0
         self.lr_factor = 1.0
         self.factor: dict[str, Any] = {}

@@ -9,12 +9,13 @@ Norms and the rates computed from them remain on the device, without synchronisa
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
-from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
-from pydtnn.utils.validate import check_bool
+from pydtnn.utils.option import option
 
 
 class LARS(Optimizer):
@@ -43,22 +44,13 @@ class LARS(Optimizer):
     slots = ("velocity",)
     per_parameter = True
     capturable = True
+    momentum: float = option(0.9, at_least=0, below=1)
+    trust: float = option(0.001, above=0)
+    always_adapt: bool = option(False)
+    weight_decay: float = option(1e-4, at_least=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 1.0,
-        *,
-        momentum: float = 0.9,
-        trust: float = 0.001,
-        always_adapt: bool = False,
-        weight_decay: float = 1e-4,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.momentum = self.number("momentum", momentum, at_least=0, below=1)
-        self.trust = self.number("trust", trust, above=0)
-        self.always_adapt = check_bool(type(self).__name__, "always_adapt", always_adapt)
+    def __init__(self, lr: float | Schedule = 1.0, **options: Any) -> None:
+        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, velocity: Array, *, lr: Number, decay: float, step: Number
@@ -100,22 +92,12 @@ class LAMB(Adam):
 
     per_parameter = True
     capturable = True
+    epsilon: float = option(1e-6, above=0)
+    always_adapt: bool = option(False)
+    weight_decay: float = option(0.01, at_least=0)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.001,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        always_adapt: bool = False,
-        weight_decay: float = 0.01,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-        super().__init__(lr, **betas, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.always_adapt = check_bool(type(self).__name__, "always_adapt", always_adapt)
+    def __init__(self, lr: float | Schedule = 0.001, **options: Any) -> None:
+        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
-from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
-from pydtnn.utils.validate import check_bool
+from pydtnn.utils.option import option
 
 
 class SGD(Optimizer):
@@ -31,23 +32,14 @@ class SGD(Optimizer):
     """
 
     capturable = scales = True
+    momentum: float = option(0.0, at_least=0, below=1)
+    nesterov: bool = option(False)
 
-    def __init__(
-        self,
-        lr: float | Schedule = 0.05,
-        *,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        groups: Options | None = None,
-    ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
-        self.momentum = self.number("momentum", momentum, at_least=0, below=1)
-        self.nesterov = check_bool(type(self).__name__, "nesterov", nesterov)
-        if nesterov and not momentum:
+    def __init__(self, lr: float | Schedule = 0.05, **options: Any) -> None:
+        super().__init__(lr, **options)
+        if self.nesterov and not self.momentum:
             raise ValueError("SGD: nesterov requires a momentum above 0, got 0; use momentum=0.9")
-        if momentum:
+        if self.momentum:
             self.slots = ("velocity",)
 
     def update(

@@ -235,7 +235,7 @@ class SuggestsNames:
     from type checkers, which would accept any attribute otherwise.
     """
 
-    __signature__ = InitSignature()
+    __signature__: Any = InitSignature()
 
     if not TYPE_CHECKING:
 
@@ -303,12 +303,24 @@ def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any
             f"got {len(args)}{''.join(twice)}"
             f"{_answer('positional', cls) or '; give the others by name'}"
         )
-    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        check_names(cls, keywords, names)
+
+
+def check_names(cls: type, keywords: Iterable[str], names: Sequence[str]) -> None:
+    """Raise TypeError if a keyword argument of a class has none of the names.
+
+    Raises
+    ------
+    TypeError
+        See `check_arguments`.
+    """
     for name in keywords:
-        if name not in names and not code.co_flags & inspect.CO_VARKEYWORDS:
+        if name not in names:
             if answer := _answer("arguments", cls, name):
-                raise TypeError(f"{who}: no argument {name!r}{answer}")
-            raise TypeError(unknown(f"argument of {who}", name, names))
+                raise TypeError(f"{cls.__name__}: no argument {name!r}{answer}")
+            raise TypeError(unknown(f"argument of {cls.__name__}", name, names))
 
 
 def _answer(table: str, cls: type, name: str = "") -> str:

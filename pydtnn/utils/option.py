@@ -132,10 +132,14 @@ def signature_of(cls: type) -> inspect.Signature:
     """
     named: dict[str, inspect.Parameter] = {}
     for base in (base for base in cls.__mro__[:-1] if "__init__" in vars(base)):  # but object
-        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]  # no self
-        rest = own.pop() if own and own[-1].kind is inspect.Parameter.VAR_KEYWORD else None
-        named = {**{parameter.name: parameter for parameter in own}, **named}
-        if rest is None:
+        accepted = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        first = not named
+        handed_on = [p.kind for p in accepted[-1:]] == [inspect.Parameter.VAR_KEYWORD]
+        for parameter in accepted[:-1] if handed_on else accepted:
+            if not first:  # it can be passed on by name only
+                parameter = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            named.setdefault(parameter.name, parameter)
+        if not handed_on:
             return inspect.Signature(list(named.values()))
     for name, option in options_of(cls).items():
         named[name] = inspect.Parameter(

@@ -92,3 +92,13 @@ def test_a_class_is_called_with_its_options():
             super().__init__(water)
 
     assert list(signature_of(Cup).parameters) == ["water", "size"]  # takes no further keywords
+
+
+def test_arguments_of_a_class_precede_those_that_it_passes_on_by_name():
+    class Iced(MilkTea):
+        def __init__(self, ice: int, water: str, **options: object) -> None:
+            super().__init__(water, **options)
+
+    kinds = {name: p.kind.name for name, p in signature_of(Iced).parameters.items()}
+    assert list(kinds)[:2] == ["ice", "water"]
+    assert {kinds["ice"], kinds["water"]} == {"POSITIONAL_OR_KEYWORD"}

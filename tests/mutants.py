@@ -45,6 +45,7 @@ from pydtnn.utils.machine import cores_here
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".toml")
+EXAMPLES = "tests/test_docstrings.py::test_examples_have_the_results_that_are_written_below_them"
 
 CIRCLES = {"fast": "not long and not measure", "all": "long and not measure"}
 """Marks of the tests that each circle adds to those before it."""
@@ -230,44 +231,71 @@ def draw(names: Sequence[str], seed: int, count: int) -> list[str]:
 def stages(root: Path, name: str) -> dict[str, list[str]]:
     """Return arguments of pytest by stage: the tests that are most likely to find a mutant first.
 
-    They are the tests of its module or function and the contracts of its package, those that
-    import the module, those of its package, and the rest. Those that name its class or function
-    most often begin a stage.
+    They are the examples in its file, the tests of its module or function and the contracts of its
+    package, those that import the module, those of its package, and the rest. Those that name its
+    class or function most often begin a stage, in the last two after those of its folder and those
+    whose imports are nearer to the module.
     """
     file, scope, *_ = name.split("::")
     path = Path(file).relative_to("pydtnn").with_suffix("")
     tests = sorted((root / "tests").rglob("test_*.py"))
     mirror = root / "tests" / path
     topics = "|".join((path.name, *(part.strip("_").lower() for part in scope.split("."))))
+    package = root.joinpath("tests", *path.parts[: 1 + (path.parts[0] == "tools")])
     own = [
         test
         for test in tests
         if test.parent == mirror
-        or re.fullmatch(rf"{mirror.parent}/test_({topics}|contracts)(_\w+)?\.py", str(test))
+        or (
+            (test.parent == mirror.parent or package in test.parents)
+            and re.fullmatch(rf"test_({topics}|contracts)(_\w+)?\.py", test.name)
+        )
     ]
-    module = ".".join(("pydtnn", *path.parts)).removesuffix(".__init__")
-    defined = {
-        node.name
-        for node in ast.parse((root / file).read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    text = (root / file).read_text()
+    far = distances(root, file, tests)
+    found: dict[str, list[Path]] = {
+        "own tests": own,
+        "importing": [test for test in tests if far[test] == 1],
+        "package": [test for test in tests if test.is_relative_to(package)],
+        "rest": tests,
     }
+
+    def order(test: Path) -> tuple[bool, float, int]:
+        words = [re.findall(rf"\b{part}\b", test.read_text()) for part in scope.split(".")]
+        near = test in own or test.is_relative_to(mirror.parent)
+        return not near, (0 if test in own else far[test]), -sum(map(len, words))
+
+    result, before = {}, set()
+    for stage, chosen in found.items():
+        result[stage] = [
+            test.relative_to(root).as_posix() for test in sorted({*chosen} - before, key=order)
+        ]
+        before |= {*chosen}
+    result["own tests"][:0] = [f"{EXAMPLES}[{file}]"] if ">>> " in text else []
+    return result
+
+
+def distances(root: Path, file: str, tests: Sequence[Path]) -> dict[Path, float]:
+    """Return over how many imports each test reaches a file of the library."""
+    far = {}
+    left, names = {*root.glob("pydtnn/**/*.py"), *tests}, names_in(root, root / file)
+    for distance in range(1, 8):
+        nearest = {path for path in left if names & imported(path)}
+        far |= dict.fromkeys(nearest, distance)
+        left -= nearest
+        names = set().union(*(names_in(root, path) for path in nearest if path not in tests))
+    return {test: far.get(test, inf) for test in tests}
+
+
+@cache
+def names_in(root: Path, path: Path) -> frozenset[str]:
+    """Return the qualified names of a module and of what it defines, also in its packages."""
+    module = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+    module = module.removesuffix(".__init__")
     parents = [".".join(module.split(".")[:i]) for i in range(1, module.count(".") + 2)]
-    known = {module, *(f"{parent}.{name}" for parent in parents for name in defined)}
-    importing = [test for test in tests if test not in own and known & imported(test)]
-
-    def mentions(test: Path) -> int:
-        text = test.read_text()
-        return -sum(len(re.findall(rf"\b{part}\b", text)) for part in scope.split("."))
-
-    first = [str(test.relative_to(root)) for test in sorted(own, key=mentions)]
-    second = [str(test.relative_to(root)) for test in sorted(importing, key=mentions)]
-    ignored = [f"--ignore={test}" for test in (*first, *second)]
-    found = {"own tests": first, "importing": second}
-    package = f"tests/{path.parts[0]}"
-    if (root / package).is_dir():
-        found["package"] = [package, *ignored]
-        ignored.append(f"--ignore={package}")
-    return {**found, "rest": ["tests", *ignored]}
+    body = ast.parse(path.read_text()).body
+    defined = [one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    return frozenset({module, *(f"{parent}.{name}" for parent in parents for name in defined)})
 
 
 @cache

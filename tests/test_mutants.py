@@ -105,25 +105,32 @@ def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
 
 def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path):
     files = {
-        "pydtnn/layers/linear.py": "class Linear: ...",
+        "pydtnn/layers/linear.py": "class Linear:\n    # >>> Linear()\n    ...",
+        "pydtnn/model/graph.py": "from pydtnn.layers.linear import Linear\nclass Graph: ...",
         "tests/layers/test_linear.py": "Linear",
         "tests/layers/test_cost.py": "",
         "tests/layers/test_conv.py": "from pydtnn.layers import Conv2d",
         "tests/model/test_graph.py": "from pydtnn.layers import Linear",
         "tests/model/test_fusion.py": "from pydtnn.layers import Linear\nmodel = Linear()",
+        "tests/model/test_costs.py": "# Linear.cost",
+        "tests/model/test_shape.py": "from pydtnn.model import Graph",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = stages(tmp_path, "pydtnn/layers/linear.py::Linear.cost::arithmetic::1")
-    own, importing = [*files][1:3], [*files][5:3:-1]
-    ignored = [f"--ignore={path}" for path in (*own, *importing)]
+    names = [*files][2:]
     assert found == {
-        "own tests": own,
-        "importing": importing,
-        "package": ["tests/layers", *ignored],
-        "rest": ["tests", *ignored, "--ignore=tests/layers"],
+        "own tests": [f"{mutants.EXAMPLES}[pydtnn/layers/linear.py]", *names[:2]],
+        "importing": names[4:2:-1],
+        "package": names[2:3],
+        "rest": names[:4:-1],
     }
+
+
+def test_the_test_of_examples_in_docstrings_exists():
+    file, _, name = mutants.EXAMPLES.partition("::")
+    assert f"\ndef {name}(file)" in (ROOT / file).read_text()
 
 
 SOURCE = "def f(a):\n    if a < 3:\n        return a + 0\n    return 3\n"
@@ -154,6 +161,6 @@ def test_the_runner_tells_killed_mutants_from_survivors(tmp_path, monkeypatch, c
     # Later runs read the results of the first one.
     assert main([alive, dead, "--jobs", "1"]) == 1
     assert " s  " not in capsys.readouterr().out
-    (tmp_path / "tests/test_a.py").write_text(f"{TEST}    assert f(3) is 3\n")
+    (tmp_path / "tests/test_b.py").write_text("def test_of_another_module(): ...\n")
     assert main([alive, "--again", "--jobs", "1", "--budget", "0"]) == 1
     assert "UNDECIDED" in capsys.readouterr().out

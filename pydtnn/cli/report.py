@@ -84,7 +84,7 @@ def not_default(config: TrainConfig) -> str:
     """Return the options that differ from the defaults, as they are typed.
 
     >>> not_default(TrainConfig(epochs=8, augment="crop:4,flip", overlap=False))
-    '--epochs 8 --augment crop:4,flip --no-overlap'
+    '--augment crop:4,flip --epochs 8 --no-overlap'
     """
     usual = flags(TrainConfig).items()
     names = [name for name, own in usual if getattr(config, name) != own.default]

@@ -16,10 +16,12 @@ from tests.each import each
 image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
 
 
-def encoded(pixels: NDArray[Any], kind: str = "PNG", mode: str | None = None) -> bytes:
+def encoded(
+    pixels: NDArray[Any], kind: str = "PNG", mode: str | None = None, **options: Any
+) -> bytes:
     """The content of a file with these pixels, converted to a mode of Pillow first."""
     file, made = io.BytesIO(), image.fromarray(pixels)
-    (made if mode is None else made.convert(mode)).save(file, kind)
+    (made if mode is None else made.convert(mode)).save(file, kind, **options)
     return file.getvalue()
 
 
@@ -71,10 +73,12 @@ def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(rng, monkeypatch)
     assert fast > 60
 
 
-@each("mode", ["1", "L", "LA", "P", "RGBA"])
+@each("mode", ["1", "L", "LA", "P", "P, transparent", "RGBA"])
 @each("channels", [1, 3, 4])
 def test_images_of_any_mode_get_the_channels_asked_for(pixels, mode, channels):
-    found = Decoder("test", channels=channels)(encoded(pixels, mode=mode), "a.png")
+    mode, transparent, _ = mode.partition(", ")
+    options = {"transparency": b"\xff\x80"} if transparent else {}
+    found = Decoder("test", channels=channels)(encoded(pixels, mode=mode, **options), "a.png")
     assert (found.shape, found.dtype) == ((7, 11, channels), np.uint8)
     if channels == 4:
         assert (found[..., 3] == 255).all()

@@ -1,12 +1,7 @@
-import doctest
-
 import numpy as np
 import pytest
 
-import pydtnn.data
-import pydtnn.utils.names
-from pydtnn.data import array, load_dataset, mixing, order
-from pydtnn.data.augment import augmentation, named
+from pydtnn.data import load_dataset
 from tests.each import each
 
 
@@ -31,13 +26,3 @@ def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path):
 def test_an_unknown_name_or_option_is_told_with_the_nearest_ones(name, options, reason):
     with pytest.raises(ValueError, match=reason):
         load_dataset(name, **options)
-
-
-MODULES = [pydtnn.data, array, augmentation, mixing, named, order, pydtnn.utils.names]
-
-
-@each("module", MODULES)
-def test_the_examples_in_the_documentation_hold(module):
-    result = doctest.testmod(module, extraglobs={"np": np})
-    assert result.attempted
-    assert not result.failed

@@ -191,7 +191,7 @@ def test_layers_compute_what_numpy_does(layer, shapes, formula, backend):
 @each(
     ("layer", "decay"),
     [
-        (nn.Linear(2), [True, False]),
+        *((one, [True, False]) for one in (nn.Linear(2), nn.Conv1d(2, 1))),
         *((norm, [False] * 2) for norm in (nn.BatchNorm(), nn.GroupNorm(1), nn.LayerNorm())),
         *((one, [False]) for one in (nn.RMSNorm(), nn.ClassToken(), nn.PositionalEmbedding())),
     ],

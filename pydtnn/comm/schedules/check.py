@@ -98,10 +98,10 @@ def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
         At the first error found, in one sentence that specifies the round and the ranks.
 
     >>> from pydtnn.comm.schedules.steps import ALL, add, send
-    >>> check([[(send(1, ALL),)], [(add(0, ALL),)]])  # doctest: +ELLIPSIS
+    >>> check([[(send(1, ALL),)], [(add(0, ALL),)]])
     Traceback (most recent call last):
     ...
-    pydtnn.comm.schedules.steps.ScheduleError: rank 0 lacks the contribution of rank 1 to ...
+    pydtnn.comm.schedules.timeline.ScheduleError: rank 0 lacks the contribution of rank 1 to ...
     """
     ranks = plan(schedule, hosts)
     for rank, its_rounds in enumerate(ranks):

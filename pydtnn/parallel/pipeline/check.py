@@ -218,7 +218,7 @@ def check(
     >>> check([[forward(0), backward(0)], [backward(0), forward(0)]])
     Traceback (most recent call last):
     ...
-    pydtnn.parallel.pipeline.check.PipelineError: stage 1 has backward 0 before forward 0; swap them
+    pydtnn.parallel.pipeline.schedules.PipelineError: stage 1 has backward 0 before forward 0; ...
     """
     plan = plan_of(schedule, ranks, micro_batches)
     numbers = range(1 + max((a.micro_batch for actions in plan for a in actions), default=0))

@@ -28,7 +28,7 @@ def text(name: str, done: Timeline) -> str:
     1f1b: 2 stages, 2 micro-batches, 33 % of the time idle; values of 2, 1 micro-batches kept
     f0: forward of micro-batch 0, b0: backward
     <BLANKLINE>
-    stage 0  f0 f1    b0 b0 b1 b1
+    stage 0  f0 f1       b0 b0    b1 b1
     stage 1     f0 b0 b0 f1 b1 b1
     """
     own = [done.stages_of(rank) for rank in range(done.ranks)]

@@ -61,9 +61,10 @@ TESTS = $(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side)
 test: $(TESTED)
 	$(TESTS) -m "not long and not measure" $(PYTEST_FLAGS)
 
-# All that is deterministic: those of `make test` first.
-test-all: $(READY) $(VENV)/emulated $(if $(PYTEST_FLAGS),,test)
-	$(TESTS) -m "$(if $(PYTEST_FLAGS),,long and )not measure" $(PYTEST_FLAGS)
+# All that is deterministic, except that the random cases, and those that represent large products, are those of the day.
+DAY = --fuzz-first $$(date -u +%Y%m%d)0000
+test-all: $(TESTED) $(READY) $(VENV)/emulated
+	$(TESTS) -m "not measure" $(DAY) $(PYTEST_FLAGS)
 
 # All that depends on how fast the machine is, alone: what fails is repeated up to twice.
 measure: $(TESTED)
@@ -83,7 +84,7 @@ parity: torch
 
 # Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators, kernels.
 fuzz: torch
-	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)
+	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(DAY) $(PYTEST_FLAGS)
 
 # The kernels' tests with AddressSanitizer of gcc, on a build of its own in build/sanitize: the generic kernels and the
 # widest here. Its memory is the C library's, so tests of the recycler, of forecasts of memory, of stacks and of other

@@ -99,7 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     measure.mark(items)
     if not config.getoption("--matrix") and REPORTS not in os.environ:
         left_out = {item for item in items if item.get_closest_marker("matrix")}
-        left_out.update(repeating(item for item in items if item not in left_out))
+        others = (item for item in items if item not in left_out)
+        left_out.update(repeating(others, config.getoption("fuzz_first")))
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
     for cases in _cases(items).values():
@@ -116,13 +117,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def repeating(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+def repeating(items: Iterable[pytest.Item], seed: int = 0) -> list[pytest.Item]:
     """Cases whose combinations of values are those of others, see `covering`, `GPU`, `repeats`."""
     found: list[pytest.Item] = []
     seen: set[tuple[Any, ...]] = set()
     simulated_cases: Counter[str] = Counter()
-    # In a random order, always the same: in theirs only the last parameter of many cases differs.
-    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+    # In a random order: in theirs only the last parameter of many cases differs.
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode(), seed % 2**32)):
         callspec, test = getattr(item, "callspec", None), item.nodeid.partition("[")[0]
         if callspec is None:
             continue

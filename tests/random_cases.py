@@ -7,7 +7,8 @@
             case.compare(np.testing.assert_allclose, fused(net), plain(net), rtol=1e-9)
 
 Case n draws from a generator that depends on the name of the test and on n alone. A test that fails
-names its case, and ``--fuzz-case n`` runs that one again. The time of a kind of cases
+names its case, and ``--fuzz-case n`` runs that one again. `make test-all` begins at a number that
+differs by the day (``--fuzz-first``). The time of a kind of cases
 (``--fuzz-minutes``) is divided evenly among its tests.
 """
 
@@ -121,6 +122,9 @@ class Fuzz:
             option("fuzz_first"),
         )
 
+    def pytest_report_header(self, config: pytest.Config) -> str:
+        return f"random cases: from --fuzz-first {config.getoption('fuzz_first')}"
+
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
         outcome = yield
@@ -129,9 +133,9 @@ class Fuzz:
             return
         report.random_cases = (cases.kind, cases.done, cases.comparisons, bool(cases.current))
         if report.failed and cases.current:
-            number = cases.current.number
-            again = f"pytest '{item.nodeid}' --fuzz-case {number}"
-            report.sections.append(("random case", f"Case {number} failed. Again: {again}"))
+            report.options = f" --fuzz-case {cases.current.number}"
+            again = f"pytest '{item.nodeid}'{report.options}"
+            report.sections.append(("random case", f"It failed. Again: {again}"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what was drawn, here or in another process."""

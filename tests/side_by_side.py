@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -33,19 +33,28 @@ class SideBySide:
 
     Attributes
     ----------
-    failed : list of str
-        Tests that failed, and files with errors.
+    failed : dict of str to str
+        Tests that failed, and files with errors, and the options that repeat them.
     """
 
     def __init__(self) -> None:
-        self.failed: list[str] = []
+        self.failed: dict[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed or session.config.option.collectonly:
             return None  # as pytest does
         session.config._tmp_path_factory.getbasetemp()  # one for all
-        units = deque(units_of(session.items))
+        circles: list[dict[int, pytest.Item]] = [{}, {}]  # what is long is last
+        for index, item in enumerate(session.items):
+            circles[item.get_closest_marker("long") is not None][index] = item
+        for circle, which in zip(circles, ("not long", "long"), strict=True):
+            if circle and not session.testsfailed:
+                self._run(session, deque(units_of(circle)))
+                print(f"\n{which}: {len(circle)} tests, {session.testsfailed} failed")
+        return True
+
+    def _run(self, session: pytest.Session, units: deque[list[int]]) -> None:
         workers: dict[Connection, Worker] = {}
         sides = [n % 2 == 0 for n in range(min(AT_ONCE, len(units)))]
         try:
@@ -69,24 +78,23 @@ class SideBySide:
                 connection.close()
             for worker in workers.values():
                 worker.join()
-        return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and report.nodeid not in self.failed:
-            self.failed.append(report.nodeid)
+        if report.failed:
+            self.failed.setdefault(report.nodeid, getattr(report, "options", ""))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.failed.append(report.nodeid)
+            self.failed[report.nodeid] = ""
 
 
-def units_of(items: Sequence[pytest.Item]) -> list[list[int]]:
+def units_of(items: Mapping[int, pytest.Item]) -> list[list[int]]:
     """Indices of tests that one process runs: of a file, or on as many MPI ranks.
 
     First are those that start other processes, which last longest.
     """
     units: dict[object, list[int]] = {}
-    for index, item in enumerate(items):
+    for index, item in items.items():
         units.setdefault(mpi_ranks(item) or item.path, []).append(index)
 
     def starts(unit: list[int]) -> bool:
@@ -195,11 +203,11 @@ class Reports:
         self._reports.append(report)
 
 
-def show(failed: Sequence[str]) -> None:
+def show(failed: Mapping[str, str]) -> None:
     """Print the commands that repeat tests that failed."""
     python = os.path.relpath(sys.executable)
-    for test in failed[:MAX_REPORTED]:
-        print(f"failed: {python} -m pytest {shlex.quote(test)}")
+    for test, options in [*failed.items()][:MAX_REPORTED]:
+        print(f"failed: {python} -m pytest {shlex.quote(test)}{options}")
     if len(failed) > MAX_REPORTED:
         print(f"failed: {len(failed) - MAX_REPORTED} other tests")
 

@@ -99,11 +99,23 @@ def test_after_as_many_failures_as_are_allowed_all_processes_end(at_once, pytest
     assert done.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@each("ends", ["passes", "fails"])
+def test_long_tests_are_last_and_run_only_if_the_others_pass(ends, pytester):
+    pytester.makeini("[pytest]\nmarkers = long: is last")
+    pytester.makepyfile(
+        test_a="import pytest\n@pytest.mark.long\ndef test_a(): pass",
+        test_b=f"def test_b(): assert {ends == 'passes'}",
+    )
+    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[SideBySide()])
+    ended = [report.nodeid for report in done.getreports() if report.when == "call"]
+    assert ended == ["test_b.py::test_b", "test_a.py::test_a"][: 1 + (ends == "passes")]
+
+
 def test_files_with_errors_are_named_and_nothing_runs(pytester):
     pytester.makepyfile(test_a="raise ValueError", test_b="def test_b(): pass")
     plugin = SideBySide()
     done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
-    assert (done.ret, plugin.failed) == (pytest.ExitCode.INTERRUPTED, ["test_a.py"])
+    assert (done.ret, plugin.failed) == (pytest.ExitCode.INTERRUPTED, {"test_a.py": ""})
     assert not done.listoutcomes()[0]
 
 
@@ -122,14 +134,15 @@ def test_files_of_tests_that_start_processes_are_first():
             ("d", ["comm"], {"comm": Group("threads", 2)}),
         )
     ]
-    assert units_of(items) == [[1, 5], [2, 4], [6, 7], [0, 3]]
+    assert units_of(dict(enumerate(items))) == [[1, 5], [2, 4], [6, 7], [0, 3]]
 
 
 def test_the_commands_of_few_failed_tests_are_printed(monkeypatch, capsys):
     def run(arguments: list[str], plugins: list[SideBySide]) -> int:
         assert arguments == ["-q"]
         assert "PYTHONDONTWRITEBYTECODE" not in os.environ
-        plugins[0].failed += [f"tests/test_a.py::test_it[{i} b-{{c}}]" for i in range(20)]
+        failed = [f"tests/test_a.py::test_it[{i} b-{{c}}]" for i in range(20)]
+        plugins[0].failed |= dict.fromkeys(failed, " --fuzz-case 7")
         return 1
 
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -139,7 +152,7 @@ def test_the_commands_of_few_failed_tests_are_printed(monkeypatch, capsys):
     assert not sys.dont_write_bytecode
     *commands, rest = capsys.readouterr().out.splitlines()
     assert len(commands) == MAX_REPORTED
-    assert commands[1].endswith(" -m pytest 'tests/test_a.py::test_it[1 b-{c}]'")
+    assert commands[1].endswith(" -m pytest 'tests/test_a.py::test_it[1 b-{c}]' --fuzz-case 7")
     assert rest == f"failed: {20 - MAX_REPORTED} other tests"
 
 
@@ -182,10 +195,13 @@ def test_cases_that_are_run_have_all_combinations_of_so_many_values(n, fewest):
     for item in items:
         item.get_closest_marker = lambda name: SimpleNamespace(args=(n,))
         item.iter_markers = lambda name: []
-    left_out = [id(item) for item in repeating(items)]
-    run = [item for item in items if id(item) not in left_out]
-    assert items[0] in run
-    assert fewest <= len(run) - 1 <= 2 * fewest
+    runs = []
+    for seed in (0, 202611290000):
+        left_out = [id(item) for item in repeating(items, seed)]
+        runs.append([item.nodeid for item in items if id(item) not in left_out])
+        assert items[0].nodeid in runs[-1]
+        assert fewest <= len(runs[-1]) - 1 <= 2 * fewest
+    assert (runs[0] == runs[1]) == (n == 3)
 
 
 def test_values_that_belong_together_are_one():

@@ -43,7 +43,7 @@ def test_a_kind_is_selected_and_a_failure_names_its_case(pytester):
     result = pytester.runpytest("--fuzz-minutes", "1", "--fuzz-kind", "numbers")
     result.stdout.fnmatch_lines(
         [
-            "Case 3 failed. Again: pytest '*test_numbers_are_small' --fuzz-case 3",
+            "It failed. Again: pytest '*test_numbers_are_small' --fuzz-case 3",
             "numbers: 3 cases*",
         ]
     )

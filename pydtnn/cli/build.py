@@ -54,8 +54,8 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
+from pydtnn.training.capabilities import why_not
 from pydtnn.training.objective import check_metrics, metrics_of
-from pydtnn.training.recovery import why_not_recovered
 from pydtnn.training.run_folder import find_inputs
 from pydtnn.training.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
@@ -320,7 +320,7 @@ def create_job(
     )
     if (config.save and not config.saves_weights) or config.mlflow or config.wandb:
         model.inputs = trainer.objective.describe(train)  # also if it is only evaluated
-    if survival is not None and (why := why_not_recovered(trainer)):
+    if survival is not None and (why := why_not("survival", trainer.setup)):
         raise ValueError(f"train: --survive: {why}; omit --compress")
     loaded = load_initial_weights(config, model, train)
     if loaded is not None:

@@ -128,16 +128,6 @@ class GradientExchange(StoresArguments):
         self._requests: dict[int, Request] = {}  # messages of a step, by the bucket's index
         self._pending = Queue()  # requests that were not complete at their last test
 
-    def why_not_captured(self) -> str:
-        """Return why messages cannot be captured in a CUDA graph; an empty string if they can."""
-        if not self.static:
-            return f"the steps of {type(self).__name__} are not all alike"
-        if not self.sums.capturable:
-            return f"{type(self.sums).__name__} works on the host"
-        if not self.comm.capturable:
-            return "messages go by way of MPI (--comm nccl avoids it)"
-        return ""
-
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError if the scheme does not work with this update rule."""
 

@@ -24,6 +24,7 @@ from pydtnn.data import Batch
 from pydtnn.kernels.cuda.feed import Feed, Late
 from pydtnn.kernels.cuda.graph import Graphs
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.training.capabilities import why_not
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.setup import Setup
@@ -64,7 +65,7 @@ class Captured:
     Parameters
     ----------
     setup : Setup
-        A setup for which `why_not` returns an empty string.
+        A setup that can have a CUDA graph, see `why_not`.
     """
 
     late = 1
@@ -153,18 +154,5 @@ def _arrays(batch: Batch, numbers: Mapping[str, float]) -> list[np.ndarray]:
 
 def create_steps(setup: Setup, graph: bool) -> Steps:
     """Create a trainer's steps, captured if possible and if `graph` is true."""
-    reason = why_not(setup) if graph else "not asked for"
+    reason = why_not("CUDA graph", setup) if graph else "not asked for"
     return Eager(setup, f"no CUDA graph: {reason}") if reason else Captured(setup)
-
-
-def why_not(setup: Setup) -> str:
-    """Return the reason why steps cannot be one CUDA graph, if it is known in advance."""
-    if not setup.optimizer.capturable:
-        return f"{type(setup.optimizer).__name__} does not say that it is `capturable`"
-    if setup.model.pipeline is not None:
-        return "the model is a stage of a pipeline"
-    if len(setup.model.input_shapes) > 1 or len(setup.model.graph.outputs) > 1:
-        return "the model has several inputs or outputs"
-    if any(loss.counts_targets for loss in setup.objective.losses):
-        return "the number of targets that are not ignored changes between steps"
-    return setup.exchange.why_not_captured()

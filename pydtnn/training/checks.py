@@ -21,13 +21,10 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.pipeline import check, placement
-from pydtnn.parallel.schemes.sharded import Partition
-from pydtnn.parallel.sums import Sums
-from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.callback import Callback
-from pydtnn.training.mesh import check_groups, check_rule
+from pydtnn.training.capabilities import check as check_features
+from pydtnn.training.mesh import check_groups
 from pydtnn.training.setup import Setup
-from pydtnn.utils.arguments import represent
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import foreign_value, unknown
 from pydtnn.utils.validate import check_int, check_names
@@ -93,73 +90,14 @@ DEFAULT_PER_RANK = 4
 """Micro-batches per rank of a pipeline by default; it then waits in at most a fifth of a step."""
 
 
-def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None) -> int:
-    """Return the number of parts into which a rank divides its part of a step.
-
-    Parameters
-    ----------
-    setup : Setup
-    accumulation, micro_batches
-        See `pydtnn.Trainer`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a number is not a positive int, or not the one for this model.
-    """
-    accumulation = check_int("Trainer", "accumulation", accumulation, at_least=1)
-    if micro_batches is not None:
-        micro_batches = check_int("Trainer", "micro_batches", micro_batches, at_least=1)
+def micro_batches_of(setup: Setup) -> int:
+    """Return the number of parts into which a rank divides its part of a step."""
     pipeline = setup.model.pipeline
     if pipeline is None:
-        if micro_batches not in (None, 1):
-            raise ValueError(
-                f"Trainer: micro_batches={micro_batches} requires a model that is cut into the "
-                "stages of a pipeline; use accumulation, or Mesh(comm, pipeline=2)"
-            )
-        return accumulation
-    if accumulation > 1:
-        raise ValueError(
-            f"Trainer: the micro-batches of a pipeline accumulate gradients, so accumulation must "
-            f"be 1, got {accumulation}; use micro_batches={accumulation * pipeline.ranks}"
-        )
+        return setup.accumulation
     if setup.exchange.sums.shards is not None:
-        if micro_batches is not None:
-            raise ValueError(
-                "Trainer: in exact training the shards are the micro-batches of a pipeline, so "
-                f"micro_batches must be omitted, got {micro_batches}"
-            )
         return 1
-    return micro_batches or DEFAULT_PER_RANK * pipeline.ranks
-
-
-def check_pipeline(setup: Setup) -> None:
-    """Raise ValueError if an option is not possible with stages.
-
-    Raises
-    ------
-    ValueError
-    """
-    if setup.model.pipeline is None:
-        return
-    if setup.sync_batch_norm:
-        raise ValueError(
-            "Trainer: the stages of a pipeline normalise each micro-batch by itself, so "
-            "sync_batch_norm must be False; use fewer micro-batches"
-        )
-    if setup.loss_scale is not None:
-        raise ValueError(
-            "Trainer: the loss scale of a float16 model depends on the gradients of all stages of "
-            "a pipeline, which is not supported; use bfloat16"
-        )
-    if len(setup.model.pipeline.copies) > 1 and (
-        not setup.exchange.exact or type(setup.exchange.sums) is not Sums
-    ):
-        raise ValueError(
-            "Trainer: stages that two ranks of a pipeline have require sums of gradients that are "
-            "neither exact nor compressed, as those of allreduce and sharded, got "
-            f"{represent(setup.exchange)}; use one, or a schedule such as 1f1b"
-        )
+    return setup.micro_batches or DEFAULT_PER_RANK * pipeline.ranks
 
 
 def check_schedule(setup: Setup, loader: Loader) -> None:
@@ -330,7 +268,7 @@ def warn_of_probabilities(setup: Setup) -> None:
                 )
 
 
-def check_options(setup: Setup, accumulation: int) -> None:
+def check_options(setup: Setup) -> None:
     """Raise ValueError if options are incompatible.
 
     Raises
@@ -338,67 +276,8 @@ def check_options(setup: Setup, accumulation: int) -> None:
     ValueError
     """
     check_groups(setup.model, setup.mesh)
-    check_rule(setup.optimizer, setup.model.parameters.values())
     setup.exchange.check(setup.optimizer)
-    check_pipeline(setup)
-    _check_exact(setup, accumulation)
-    if setup.loss_scale is not None:
-        _check_loss_scale(setup.exchange)
-    if setup.exchange.releases:
-        _check_released(setup)
-
-
-def _check_exact(setup: Setup, accumulation: int) -> None:
-    """Raise ValueError if exact training would depend on ranks or machines."""
-    if setup.exchange.sums.shards is None:
-        return
-    if accumulation > 1:
-        raise ValueError(
-            "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
-            "more shards to save memory"
-        )
-    divided = isinstance(setup.exchange, Partition)
-    if setup.optimizer.clip_norm is not None and divided and setup.model.backend.name == "cuda":
-        raise ValueError(
-            f"Trainer: {type(setup.exchange).__name__} gathers gradients for the norm of exact "
-            "training, which is not supported on a GPU; omit clip_norm or use AllReduce"
-        )
-    for p in setup.model.parameters.values():
-        if axes := further_axes(p.group):
-            raise ValueError(
-                f"Trainer: exact training requires gradients that are summed over the axis data "
-                f"only, got those of {p.name}, summed over {', '.join(axes)}, too; use another plan"
-            )
-    if setup.model.backend.autotuner.mode == "measure":
-        raise ValueError(
-            "Trainer: exact training requires algorithms that are not chosen by measurement; "
-            'create the backend with tuning="fixed"'
-        )
-
-
-def _check_loss_scale(exchange: GradientExchange) -> None:
-    """Raise ValueError if gradients of steps with different scales would be combined."""
-    parts: list[GradientExchange | Sums] = [exchange, exchange.sums]
-    for what in parts:
-        if what.keeps_gradients:
-            raise ValueError(
-                f"Trainer: {type(what).__name__} keeps gradients between steps, which a float16 "
-                "model scales by different factors; use bfloat16"
-            )
-
-
-def _check_released(setup: Setup) -> None:
-    """Raise ValueError if memory of parameters and gradients cannot be released."""
-    model, who = setup.model, type(setup.exchange).__name__
-    if model.backend.name == "cuda":
-        raise ValueError(
-            f"Trainer: {who} releases memory of the host, not of a GPU; use ShardedOptimizer"
-        )
-    if setup.exchange.gathers and any(b.rounding is not None for b in model.buffers):
-        raise ValueError(
-            f"Trainer: a format of weights rounds whole matrices, got {who}, which divides them; "
-            "use ShardedGradients, or dtype bfloat16"
-        )
+    check_features(setup)
 
 
 def check_binding(optimizer: Optimizer, binding: object, model: Model | None = None) -> None:

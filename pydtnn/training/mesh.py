@@ -6,7 +6,6 @@ with the group. Files, messages and checks are those of all ranks of the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
@@ -17,7 +16,6 @@ from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Parameter
 from pydtnn.model import Model
-from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.base import Parts
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
@@ -132,17 +130,6 @@ def group_of_copies(model: Model, mesh: Mesh | None) -> Communicator | None:
     if mesh is None or model.pipeline is None or len(model.pipeline.copies) == 1:
         return None
     return mesh.subgroup(PIPELINE, model.pipeline.copies)
-
-
-def check_rule(optimizer: Optimizer, parameters: Iterable[Parameter]) -> None:
-    """Raise ValueError if the update rule requires whole parameters, and ranks have parts."""
-    for p in parameters:
-        if optimizer.per_parameter and p.part is not None:
-            raise ValueError(
-                f"Trainer: {type(optimizer).__name__} requires whole parameters, got a part of "
-                f"{p.name}, which is cut along {', '.join(axes_of(p))}; use a rule such as SGD or "
-                "AdamW"
-            )
 
 
 def share_loaded(mesh: Mesh | None, model: Model) -> None:

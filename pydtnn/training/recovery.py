@@ -65,14 +65,6 @@ def is_replicated(trainer: Trainer) -> bool:
     return exchange.replicated and not exchange.sums.keeps_gradients and not cut
 
 
-def why_not_recovered(trainer: Trainer) -> str:
-    """Return why training cannot continue without a rank; an empty string if it can."""
-    exchange, mesh = trainer.exchange, trainer.setup.mesh
-    if exchange.sums.keeps_gradients and mesh is not None and mesh.model_axes:
-        return "residuals of compression are not kept for networks that are cut"
-    return ""
-
-
 def position_of(trainer: Trainer) -> Position:
     """Return how far a trainer is; of two positions, the later is the larger."""
     pending = trainer.pending

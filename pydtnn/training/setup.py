@@ -25,6 +25,7 @@ from pydtnn.training.objective import Objective
 from pydtnn.utils import clock
 from pydtnn.utils.arguments import enclose, represent
 from pydtnn.utils.observer import NO_ACTIVITY, Kind, Observer, combine
+from pydtnn.utils.validate import check_int
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Setup:
         Whether batch norm normalises with the statistics of the whole batch of all ranks.
     mesh : Mesh or None
         The ranks, if the network is distributed too.
+    accumulation, micro_batches : int, int or None
+        As they are given to `Trainer`.
     schedule : Schedule
         Order of the micro-batches, if the model is a stage of a pipeline.
     observer : Observer or None
@@ -57,6 +60,8 @@ class Setup:
     loss_scale: LossScale | None
     sync_batch_norm: bool
     mesh: Mesh | None = None
+    accumulation: int = 1
+    micro_batches: int | None = None
     schedule: Schedule = gpipe
     observer: Observer | None = None
 
@@ -222,10 +227,15 @@ def create_setup(
     mesh: Mesh | None,
     *,
     sync_batch_norm: bool,
+    accumulation: int,
+    micro_batches: int | None,
     schedule: Schedule,
     observer: Observer | None,
 ) -> Setup:
     """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
+    check_int("Trainer", "accumulation", accumulation, at_least=1)
+    if micro_batches is not None:
+        check_int("Trainer", "micro_batches", micro_batches, at_least=1)
     mesh = choose_mesh(model, mesh)
     model.cut_outputs = mesh is not None and objective.cut(model.output_nodes, mesh)
     objective.unread = model.unread_outputs or objective.unread  # which other stages only evaluate
@@ -245,6 +255,8 @@ def create_setup(
         loss_scale,
         sync_batch_norm,
         mesh,
+        accumulation,
+        micro_batches,
         schedule,
         observer,
     )

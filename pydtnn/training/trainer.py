@@ -204,6 +204,8 @@ class Trainer(SuggestsNames):
             exchange,
             mesh,
             sync_batch_norm=sync_batch_norm,
+            accumulation=accumulation,
+            micro_batches=micro_batches,
             schedule=model.schedule if pipeline_schedule is None else find(pipeline_schedule),
             observer=combine(observers),
         )
@@ -212,9 +214,9 @@ class Trainer(SuggestsNames):
         self.callbacks: list[Callback] = list(own)
         self._progress = create_progress(progress)
         self._check = create_check(check_equal, self.setup)
-        self.accumulation = micro_batches_of(self.setup, accumulation, micro_batches)
         self.sync_batch_norm = sync_batch_norm
-        checks.check_options(self.setup, self.accumulation)
+        checks.check_options(self.setup)
+        self.accumulation = micro_batches_of(self.setup)
         checks.warn_of_probabilities(self.setup)
         self._graph = graph
         self._keep_gradients = check_bool("Trainer", "keep_gradients", keep_gradients)

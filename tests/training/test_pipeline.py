@@ -258,7 +258,7 @@ def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
 @each(
     ("options", "message"),
     [
-        ({"accumulation": 2}, "accumulation must be 1, got 2; use micro_batches=4"),
+        ({"accumulation": 2}, "accumulation must be 1, got 2; use micro_batches"),
         ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
         ({"micro_batches": 30}, "must be at most the 13 samples of a rank per step, got 30"),
         ({"sync_batch_norm": True}, "sync_batch_norm must be False"),

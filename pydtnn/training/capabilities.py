@@ -1,0 +1,242 @@
+"""What the features of a training run need and exclude, in one table (`docs/features.md` shows it).
+
+A feature is a name with how the parts of a trainer, or the options of a command line, are seen to
+have it. `Trainer` resolves a run against the table, and so does the command line, before anything
+is created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydtnn.parallel.schemes.sharded import Partition
+from pydtnn.parallel.sums import Sums
+from pydtnn.training.axis_sums import further_axes
+from pydtnn.training.mesh import axes_of
+from pydtnn.training.setup import Setup
+from pydtnn.utils.arguments import represent
+
+
+class Feature(NamedTuple):
+    """How a run is seen to have a feature, and what that needs and excludes.
+
+    Attributes
+    ----------
+    found : callable
+        Returns whether a run has the feature, or what sentences say of it.
+    options : str
+        Parts of a command line that choose the feature, with " or " between them.
+    excludes, needs : mapping of str to str
+        Other features, and why: a sentence that ends with what to do, in which {0} and {1} are what
+        `found` returns of the feature and of the other.
+    """
+
+    found: Callable[[Setup], Any]
+    options: str = ""
+    excludes: Mapping[str, str] = {}
+    needs: Mapping[str, str] = {}
+
+
+class Conflict(NamedTuple):
+    """Two features that a run cannot combine, or of which it lacks the other.
+
+    Attributes
+    ----------
+    feature, other : str
+    lacks : bool
+    why : str
+    """
+
+    feature: str
+    other: str
+    lacks: bool
+    why: str
+
+
+def conflicts(features: Mapping[str, Feature], find: Callable[[str], Any]) -> Iterator[Conflict]:
+    """Yield the conflicts of a run; `find` returns what is found of a feature."""
+    for name, feature in features.items():
+        if first := find(name):
+            for lacks, others in ((True, feature.needs), (False, feature.excludes)):
+                for other, why in others.items():
+                    if bool(second := find(other)) != lacks:
+                        yield Conflict(name, other, lacks, why.format(first, second))
+
+
+def check(setup: Setup) -> None:
+    """Raise ValueError if features of a run cannot be combined."""
+    for conflict in conflicts(FEATURES, lambda name: FEATURES[name].found(setup)):
+        raise ValueError(f"Trainer: {conflict.why}")
+
+
+def why_not(name: str, setup: Setup) -> str:
+    """Return why a run cannot have a feature as well; an empty string if it can."""
+    find = {name: FEATURES[name]}
+    found = conflicts(find, lambda other: other == name or FEATURES[other].found(setup))
+    return next((conflict.why for conflict in found), "")
+
+
+def _scheme(setup: Setup) -> str:
+    return type(setup.exchange).__name__
+
+
+def _keeps_gradients(setup: Setup) -> str:
+    parts = (setup.exchange, setup.exchange.sums)
+    return next((type(part).__name__ for part in parts if part.keeps_gradients), "")
+
+
+def _parts(setup: Setup) -> str:
+    named = ((p.name, axes_of(p)) for p in setup.model.parameters.values())
+    found = (f"{name}, which is cut along {', '.join(axes)}" for name, axes in named if axes)
+    return next(found, "")
+
+
+def _residuals_of_parts(setup: Setup) -> bool:
+    cut = setup.mesh is not None and bool(setup.mesh.model_axes)
+    return cut and setup.exchange.sums.keeps_gradients
+
+
+def _compression(setup: Setup) -> str:
+    return "" if setup.exchange.sums.capturable else type(setup.exchange.sums).__name__
+
+
+def _further_sums(setup: Setup) -> str:
+    named = ((p.name, further_axes(p.group)) for p in setup.model.parameters.values())
+    found = (f"{name}, summed over {', '.join(axes)}" for name, axes in named if axes)
+    return next(found, "")
+
+
+def _no_plain_sums(setup: Setup) -> str:
+    plain = setup.exchange.exact and type(setup.exchange.sums) is Sums
+    return "" if plain else represent(setup.exchange)
+
+
+def _gathers_norm(setup: Setup) -> str:
+    divided = isinstance(setup.exchange, Partition) and setup.exchange.exact_norms
+    return _scheme(setup) if divided and setup.optimizer.clip_norm is not None else ""
+
+
+FEATURES = {
+    "pipeline": Feature(
+        lambda setup: setup.model.pipeline is not None,
+        "--parallel pipeline",
+        {
+            "accumulation": "the micro-batches of a pipeline accumulate gradients, so accumulation "
+            "must be 1, got {1}; use micro_batches",
+            "sync_batch_norm": "the stages of a pipeline normalise each micro-batch by itself, so "
+            "sync_batch_norm must be False; use fewer micro-batches",
+            "float16": "the loss scale of a float16 model depends on the gradients of all stages "
+            "of a pipeline, which is not supported; use bfloat16",
+        },
+    ),
+    "stages of two ranks": Feature(
+        lambda setup: setup.model.pipeline and len(setup.model.pipeline.copies) > 1,
+        excludes={
+            "sums that are not plain": "stages that two ranks of a pipeline have require sums of "
+            "gradients that are neither exact nor compressed, as those of allreduce and sharded, "
+            "got {1}; use one, or a schedule such as 1f1b",
+        },
+    ),
+    "micro_batches": Feature(
+        lambda setup: (setup.model.pipeline or setup.micro_batches != 1) and setup.micro_batches,
+        "--micro-batches",
+        needs={
+            "pipeline": "micro_batches={0} requires a model that is cut into the stages of a "
+            "pipeline; use accumulation, or Mesh(comm, pipeline=2)",
+        },
+    ),
+    "exact training": Feature(
+        lambda setup: setup.exchange.sums.shards is not None,
+        "--exact",
+        {
+            "micro_batches": "in exact training the shards are the micro-batches of a pipeline, so "
+            "micro_batches must be omitted, got {1}; choose the number of shards",
+            "accumulation": "exact training computes shard by shard, so accumulation must be 1; "
+            "use more shards",
+            "compression": "exact training sums gradients as they are; omit it",
+            "measured algorithms": "exact training requires algorithms that are not chosen by "
+            'measurement; use the tuning "fixed"',
+            "sums over further axes": "exact training requires gradients that are summed over the "
+            "axis data only, got those of {1}, too; use another plan",
+        },
+    ),
+    "norm of divided exact gradients": Feature(
+        _gathers_norm,
+        excludes={
+            "GPU": "{0} gathers gradients for the norm of exact training, which is not supported "
+            "on a GPU; omit clip_norm or use AllReduce",
+        },
+    ),
+    "float16": Feature(
+        lambda setup: setup.loss_scale,
+        "--dtype float16",
+        {
+            "gradients of earlier steps": "{1} keeps gradients between steps, which a float16 "
+            "model scales by different factors; use bfloat16",
+        },
+    ),
+    "divided gradients": Feature(
+        lambda setup: setup.exchange.releases and _scheme(setup),
+        excludes={"GPU": "{0} releases memory of the host, not of a GPU; use ShardedOptimizer"},
+    ),
+    "divided parameters": Feature(
+        lambda setup: setup.exchange.gathers and _scheme(setup),
+        excludes={
+            "format of weights": "a format of weights rounds whole matrices, got {0}, which "
+            "divides them; use ShardedGradients, or dtype bfloat16",
+        },
+    ),
+    "update of whole parameters": Feature(
+        lambda setup: setup.optimizer.per_parameter and type(setup.optimizer).__name__,
+        excludes={
+            "parts of parameters": "{0} requires whole parameters, got a part of {1}; use a rule "
+            "such as SGD or AdamW",
+        },
+    ),
+    "survival": Feature(
+        lambda setup: False,  # it is asked for by `why_not`, as the next one
+        "--survive",
+        {"residuals of parts": "residuals of compression are not kept for networks that are cut"},
+    ),
+    "CUDA graph": Feature(
+        lambda setup: False,
+        excludes={
+            "eager optimizer": "{1} does not say that it is `capturable`",
+            "pipeline": "the model is a stage of a pipeline",
+            "several inputs or outputs": "the model has several inputs or outputs",
+            "ignored targets": "the number of targets that are not ignored changes between steps",
+            "steps that differ": "the steps of {1} are not all alike",
+            "compression": "{1} works on the host",
+            "messages by MPI": "messages go by way of MPI (--comm nccl avoids it)",
+        },
+    ),
+    # -- what others need or exclude --------------------------------------------------------------
+    "accumulation": Feature(
+        lambda setup: setup.accumulation > 1 and setup.accumulation, "--accumulation"
+    ),
+    "sync_batch_norm": Feature(lambda setup: setup.sync_batch_norm, "--sync-batch-norm"),
+    "GPU": Feature(lambda setup: setup.model.backend.name == "cuda", "--device cuda"),
+    "measured algorithms": Feature(
+        lambda setup: setup.model.backend.autotuner.mode == "measure", "--tuning measure"
+    ),
+    "compression": Feature(_compression, "--compress or --formats messages"),
+    "gradients of earlier steps": Feature(_keeps_gradients),
+    "sums that are not plain": Feature(_no_plain_sums),
+    "sums over further axes": Feature(_further_sums),
+    "parts of parameters": Feature(_parts),
+    "residuals of parts": Feature(_residuals_of_parts),
+    "format of weights": Feature(lambda setup: any(b.rounding for b in setup.model.buffers)),
+    "eager optimizer": Feature(
+        lambda setup: not setup.optimizer.capturable and type(setup.optimizer).__name__
+    ),
+    "several inputs or outputs": Feature(
+        lambda setup: len(setup.model.input_shapes) + len(setup.model.graph.outputs) > 2
+    ),
+    "ignored targets": Feature(
+        lambda setup: any(loss.counts_targets for loss in setup.objective.losses)
+    ),
+    "steps that differ": Feature(lambda setup: not setup.exchange.static and _scheme(setup)),
+    "messages by MPI": Feature(lambda setup: not setup.exchange.comm.capturable),
+}
+"""The features of a run by name, in the order in which they are checked."""

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from pydtnn.kernels import Backend, Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
@@ -52,10 +50,6 @@ class Halo:
         self.sends = [(r, rows) for r in others if (rows := _common(self.own, needed[r]))]
         self.receives = [(r, rows) for r in others if (rows := _common(owned[r], self.needed))]
 
-    def of_rank(self, place: int) -> Halo:
-        """Return the halo of another rank."""
-        return Halo(self.cut, self._needed, place)
-
     def rows(self, rows: Range, first: int) -> Index:
         """Return the index of rows of an array that begins with row `first`."""
         return (*(slice(None),) * self.dim, slice(rows[0] - first, rows[1] - first))
@@ -64,17 +58,6 @@ class Halo:
         shape = (*x.shape[: self.dim], rows[1] - rows[0], *x.shape[self.dim + 1 :])
         return backend.empty(shape, x.dtype)
 
-    def messages(
-        self,
-        sends: Sequence[tuple[Array, int]],
-        receives: Sequence[tuple[int, Range]],
-        like: Any,
-        backend: Backend,
-    ) -> Messages:
-        """Return messages with these arrays, and new ones for rows of an array like another."""
-        new = [(self._empty(like, rows, backend), r) for r, rows in receives]
-        return Messages(sends, new, self.cut.axis)
-
     def places(self, like: Any, backend: Backend) -> list[tuple[Array, int]]:
         """Return new arrays for the rows of other ranks, and these ranks."""
         return [(self._empty(like, rows, backend), r) for r, rows in self.receives]
@@ -82,12 +65,13 @@ class Halo:
     def fetch(self, x: Array, backend: Backend) -> Messages:
         """Return the messages of forward: own rows to the ranks that need them."""
         sends = [(x[self.rows(rows, self.own[0])], r) for r, rows in self.sends]
-        return self.messages(sends, self.receives, x, backend)
+        return Messages(sends, self.places(x, backend), self.cut.axis)
 
     def give_back(self, dy: Array, backend: Backend) -> Messages:
         """Return the messages of backward: gradients of received rows to their owners."""
         sends = [(dy[self.rows(rows, self.needed[0])], r) for r, rows in self.receives]
-        return self.messages(sends, self.sends, dy, backend)
+        receives = [(self._empty(dy, rows, backend), r) for r, rows in self.sends]
+        return Messages(sends, receives, self.cut.axis)
 
 
 def rows_of(layer: Layer, x: Array | Deferred, index: Index) -> Array:
@@ -96,19 +80,8 @@ def rows_of(layer: Layer, x: Array | Deferred, index: Index) -> Array:
         return x[index].copy()
     if x.array is not None:
         return x.array[index].copy()
-    return layer.array(deferred_rows(x, index))
-
-
-def deferred_rows(x: Deferred, index: Index) -> Deferred:
-    """Return rows of a deferred array, deferred too."""
     terms = [Term(term.x[index].copy(), term.pivot, term.factor) for term in x.terms]
-    return x.of_terms(*terms, shift=x.shift)
-
-
-def join(halo: Halo, received: Mapping[Range, Array], rows: Range) -> Array:
-    """Return the rows of one side of a halo, which may be from several ranks."""
-    parts = [a for (start, stop), a in sorted(received.items()) if rows[0] <= start < rows[1]]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=halo.dim)
+    return layer.array(x.of_terms(*terms, shift=x.shift))
 
 
 class HaloExchange(OnlyCommunicating, Layer):

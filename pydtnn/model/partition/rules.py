@@ -32,7 +32,7 @@ from pydtnn.layers.ring_attention import RingAttention
 from pydtnn.layers.rotary import Rotary
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
-from pydtnn.layers.striped_conv import ExtendedConv2d, StripedConv2d, readers_of, stripe_padding
+from pydtnn.layers.striped_conv import StripedConv2d, readers_of
 from pydtnn.layers.stripes import HaloExchange, window_rows
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
@@ -166,16 +166,8 @@ def with_halo(draft: Draft) -> FusedConv2d | None:
     window, own = cast(Conv2d, whole).geometry, draft.halos[0].halo
     cut = draft.output[own.cut.axis]
     assert isinstance(cut, Cut)
-    outputs = list(pairwise(cut.bounds))
-    zeros = [stripe_padding(window, own.of_rank(r), rows) for r, rows in enumerate(outputs)]
-    if None in zeros:
-        readers = readers_of(window, own, cut)
-        return None if readers is None else ExtendedConv2d(layer, own, *readers)
-    options: Any = layer
-    padding = list(options.padding)
-    padding[own.cut.dim] = zeros[own.place]
-    options.padding = tuple(padding)
-    return StripedConv2d(layer, window, own, outputs)
+    readers = readers_of(window, own, cut)
+    return None if readers is None else StripedConv2d(layer, own, *readers)
 
 
 def _extend(draft: Draft, cut: Cut, needed: Sequence[tuple[int, int]]) -> None:

@@ -13,7 +13,7 @@ from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, 
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, Steps
 from pydtnn.layers.parameters import Part
 from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.layers.striped_conv import ExtendedConv2d
+from pydtnn.layers.striped_conv import StripedConv2d
 from pydtnn.model.partition import rules
 from pydtnn.parallel import exchange
 from pydtnn.tools.testing import check_plan, trajectory
@@ -72,7 +72,7 @@ def breaks(
 
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")
 def a_halo_missing_in_backward(patch: Patch) -> None:
-    right = ExtendedConv2d.gated_steps
+    right = StripedConv2d.gated_steps
 
     def wrong(*args: Any) -> Steps:
         steps = right(*args)
@@ -83,7 +83,7 @@ def a_halo_missing_in_backward(patch: Patch) -> None:
         except StopIteration as end:
             return end.value
 
-    patch.setattr(ExtendedConv2d, "gated_steps", wrong)
+    patch.setattr(StripedConv2d, "gated_steps", wrong)
 
 
 @breaks("spatial", SPATIAL, "second: the output is the first that differs")

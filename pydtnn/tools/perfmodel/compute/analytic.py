@@ -15,7 +15,7 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
-from pydtnn.layers.striped_conv import HaloConv2d
+from pydtnn.layers.striped_conv import StripedConv2d
 from pydtnn.model.summary import own_samples
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.tools.perfmodel.compute.classes import Rates, classify
@@ -212,7 +212,7 @@ class AnalyticCosts(ComputeCosts):
         """
         if layer is None:
             return self._phase(label)
-        if label.index != int(isinstance(layer, HaloConv2d)):
+        if label.index != int(isinstance(layer, StripedConv2d)):
             return 0.0
         batch = own_samples(layer, batch)
         cost = layer.cost(batch)

@@ -227,6 +227,8 @@ def create_parts(
         If the configuration cannot be satisfied.
     """
     work = describe_run(config, axes, describe_data(config, train, ranks))
+    if config.virtual_ranks and work.tuning is None:
+        work = replace(work, tuning="fixed")  # the same results in every repetition
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
             train,
@@ -272,48 +274,39 @@ def create_job(
     group = comm if mesh is None else mesh.data
     train, validation = data or share_data(config, comm)
     axes = {"data": comm.size} if mesh is None else mesh.shape
-    parts = group.size if survival is None else survival.parts
-    work, steps, loss, metrics, auxiliary, monitor = create_parts(config, train, axes, group, parts)
-    if config.virtual_ranks and work.tuning is None:
-        work = replace(work, tuning="fixed")  # the same results in every repetition
-    begin, meter = clock.now(), StepMeter()
-    backend = work.create_backend(threads=threads, tf32=config.tf32)
-    model = work.create_model(work.create_net(), backend, mesh)
-    _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
-    check_model(model, train, loss, metrics, auxiliary, mixed=bool(config.mixings()))
-    freeze(config, work, model)
-    if config.save and not config.saves_weights:
-        check_saveable(model)
-    exchange = work.create_exchange(group)
-    optimizer, before = create_optimizer(config, work.batch, steps), None
+    ranks = group.size if survival is None else survival.parts
+    parts, meter = create_parts(config, train, axes, group, ranks), StepMeter()
+    model = create_model(config, parts, train, threads, mesh)
+    exchange = parts.work.create_exchange(group)
+    optimizer = create_optimizer(config, parts.work.batch, parts.steps)
+    before = None
     if survival is not None:
         optimizer.needs_all_gradients = True  # see `pydtnn.training.recovery`
         before = survival.job
-    if before is not None and before.meter is not None:
-        meter, callbacks, recorder = before.meter, before.trainer.callbacks, before.recorder
-        slow = [callback for callback in callbacks if isinstance(callback, SlowRanks)]
-    else:
-        slow = create_slow_ranks(config, comm)
-        balance = [Balance(slow[0])] if config.balance and slow else []
-        if balance:
-            check_scheme(exchange)
-        traced = config.trace is not None
-        recorder = Recorder(config.traced_steps(), clock.virtual()) if traced else None
-        own = [survival] if survival is not None else []
-        others = create_callbacks(config, directory, monitor, meter)
+    if before is None:
+        callbacks = create_callbacks(config, comm, directory, parts, meter)
         if config.mlperf_log and not config.evaluate_only:
-            others.append(create_mlperf_log(config, len(train), len(validation)))
-        callbacks = [*own, meter, *slow, *balance, *others]
+            callbacks.append(create_mlperf_log(config, len(train), len(validation)))
+        recorder = None
+        if config.trace is not None:
+            recorder = Recorder(config.traced_steps(), clock.virtual())
+        callbacks = callbacks if survival is None else [survival, *callbacks]
+    else:
+        callbacks, recorder = before.trainer.callbacks, before.recorder
+        meter = before.meter or meter
+    if any(isinstance(callback, Balance) for callback in callbacks):
+        check_scheme(exchange)
+    times = [callback.times for callback in callbacks if isinstance(callback, SlowRanks)]
     trainer = Trainer(
         model,
         optimizer,
-        loss=loss,
-        metrics=metrics,
-        auxiliary_weights=auxiliary,
+        loss=parts.loss,
+        metrics=parts.metrics,
+        auxiliary_weights=parts.auxiliary,
         exchange=exchange,
         callbacks=callbacks,
-        observers=[*(one.times for one in slow), *filter(None, [recorder])],
-        **work.trainer_options(),
+        observers=[*times, *filter(None, [recorder])],
+        **parts.work.trainer_options(),
         graph=config.graph,
         check_equal=config.check_equal,
         progress="none" if config.quiet else config.progress,
@@ -325,24 +318,29 @@ def create_job(
     loaded = load_initial_weights(config, model, train)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)
-    job = Job(
-        config,
-        work,
-        trainer,
-        train,
-        validation,
-        steps,
-        directory,
-        loaded,
-        recorder,
-        meter,
-        survival=survival,
-    )
+    data, work, steps = (train, validation), parts.work, parts.steps
+    job = Job(config, work, trainer, *data, steps, directory, loaded, recorder, meter)
+    job.survival = survival
     if before is not None:
         job.predicted, job.sent_before = before.predicted, before.sent_before
-        job.about = before.about
-        trainer.seconds = before.trainer.seconds
+        job.about, trainer.seconds = before.about, before.trainer.seconds
     return job
+
+
+def create_model(
+    config: TrainConfig, parts: Parts, train: Dataset, threads: int, mesh: Mesh | None
+) -> Model:
+    """Create the model and check that it can be trained with these parts, and saved."""
+    work, begin = parts.work, clock.now()
+    backend = work.create_backend(threads=threads, tf32=config.tf32)
+    model = work.create_model(work.create_net(), backend, mesh)
+    _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
+    mixed = bool(config.mixings())
+    check_model(model, train, parts.loss, parts.metrics, parts.auxiliary, mixed=mixed)
+    freeze(config, work, model)
+    if config.save and not config.saves_weights:
+        check_saveable(model)
+    return model
 
 
 def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> Any:
@@ -434,21 +432,19 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
     )
 
 
-def create_slow_ranks(config: TrainConfig, comm: Communicator) -> list[SlowRanks]:
-    """Create the callback that names slow ranks, if there are several ranks and it is wanted."""
-    wanted = comm.size > 1 and config.straggler_factor and not config.evaluate_only
-    return [SlowRanks(config.straggler_factor)] if wanted else []
-
-
 def create_callbacks(
-    config: TrainConfig, directory: Path, monitor: str, meter: StepMeter
+    config: TrainConfig, comm: Communicator, directory: Path, parts: Parts, meter: StepMeter
 ) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others follows them."""
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
-        return [*averages]
+        return [meter, *averages]
+    monitor, callbacks = parts.monitor, list[Callback]([meter])
+    if comm.size > 1 and config.straggler_factor:
+        slow = SlowRanks(config.straggler_factor)
+        callbacks += [slow, Balance(slow)] if config.balance else [slow]
     folder = RunFolder(directory)
-    callbacks: list[Callback] = [*averages, folder]
+    callbacks += [*averages, folder]
     if config.plateau:
         # `--plateau` counts the epochs until the reduction: one more than the patience
         callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))
@@ -457,9 +453,16 @@ def create_callbacks(
     if config.stop_at is not None:
         callbacks.append(StopAtMetric(monitor, config.stop_at))
     callbacks += [HistoryWriter(directory), MeasurementWriter(directory, meter)]
+    # the options that affect results and are set
+    values = {n: v for n, v in config.course().items() if v not in (None, {}, "")}
     if config.tensorboard:
-        callbacks.append(create_tensorboard(config, directory))
-    callbacks += create_trackers(config, directory)
+        histograms = config.tensorboard_histograms
+        callbacks.append(
+            TensorBoard(directory / "tensorboard", histograms=histograms, hyper_parameters=values)
+        )
+    for tracker, name in ((MLflow, config.mlflow), (WandB, config.wandb)):
+        if name is not None:
+            callbacks.append(tracker(name, run_name=directory.name, hyper_parameters=values))
     best = directory / "best.safetensors"
     callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
     common: dict[str, Any] = {
@@ -488,26 +491,6 @@ def create_callbacks(
     return callbacks if config.virtual_ranks else [*callbacks, Joining(directory, config)]
 
 
-def create_tensorboard(config: TrainConfig, directory: Path) -> TensorBoard:
-    """Create the callback of `--tensorboard`."""
-    return TensorBoard(
-        directory / "tensorboard",
-        histograms=config.tensorboard_histograms,
-        hyper_parameters=hyper_parameters(config),
-    )
-
-
-def create_trackers(config: TrainConfig, directory: Path) -> list[Callback]:
-    """Create the callbacks of `--mlflow` and `--wandb`, which name the run as its folder."""
-    chosen = ((MLflow, config.mlflow), (WandB, config.wandb))
-    values = hyper_parameters(config)
-    return [
-        kind(name, run_name=directory.name, hyper_parameters=values)
-        for kind, name in chosen
-        if name is not None
-    ]
-
-
 def create_mlperf_log(config: TrainConfig, train: int, validation: int) -> MLPerfLog:
     """Create the callback of `--mlperf-log`; networks of one kind are one benchmark."""
     facts = {
@@ -522,8 +505,3 @@ def create_mlperf_log(config: TrainConfig, train: int, validation: int) -> MLPer
         "gradient_accumulation_steps": config.accumulation or 1,
     }
     return MLPerfLog(str(config.mlperf_log), facts)
-
-
-def hyper_parameters(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that affect results and are set."""
-    return {n: v for n, v in config.course().items() if v not in (None, {}, "")}

@@ -12,7 +12,6 @@ from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.rule import VENDOR
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.wrapper import Checked
 from pydtnn.parallel.mesh import Mesh
 
 
@@ -30,11 +29,6 @@ def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
     # On GPUs the transport sums arrays, unless they are staged in host memory.
     device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)
     return create_allreduce(VENDOR if device and found.name == RULE else found, comm)
-
-
-def check_messages(config: TrainConfig, comm: Communicator) -> Communicator:
-    """Wrap the communicator in `Checked` if `--check-messages` is set. Collective."""
-    return Checked(comm) if config.check_messages else comm
 
 
 def create_mesh(text: str | None, comm: Communicator) -> Mesh | None:

@@ -18,7 +18,6 @@ from pydtnn.callbacks import Checkpointer
 from pydtnn.cli.build import Job, create_job
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig
 from pydtnn.cli.parallel import (
-    check_messages,
     choose_allreduce,
     choose_transport,
     create_mesh,
@@ -33,6 +32,7 @@ from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import shared_gpu, threads_per_rank
 from pydtnn.comm.monitor.flight import FLIGHT
+from pydtnn.comm.wrapper import Checked
 from pydtnn.data import Dataset
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
@@ -89,21 +89,59 @@ def run(
             together(comm, check_survival, config, comm)
             if survival is not None:
                 config = survival.on(comm.size)
-            return _run(config, comm, survival, callbacks, data)
+            return _attempt(config, comm, survival, callbacks, data)
         except (Exception, RankFailure) as error:
             if survival is None or not (isinstance(error, RankFailure) or comm.lost_ranks()):
                 raise
         comm = survival.recover(comm)
 
 
-def _run(
+def _attempt(
     config: TrainConfig,
     comm: Communicator,
     survival: Survival | None,
     callbacks: Sequence[Callback],
     data: tuple[Dataset, Dataset] | None,
 ) -> None:
-    again = survival is not None and survival.again
+    """Go through the phases of a run; `survival` has the attempt before, if there was one."""
+    before = None if survival is None else survival.job
+    cupy = _configure(config, comm)
+    comm, threads = _communicate(config, comm, cupy)
+    _fetch(config, comm, again=survival is not None and survival.again)
+    config = _choose_strategy(config, comm, threads)
+    mesh = together(comm, create_mesh, config.parallel, comm)
+    known = None if survival is None else survival.directory
+    # BLAS has one thread, so that the order of its sums does not depend on their number.
+    with (
+        mesh or contextlib.nullcontext(),
+        run_directory(config, comm, known) as directory,
+        limit_blas_threads(1),
+    ):
+        if survival is not None:
+            survival.config, survival.directory = config, directory
+        if comm.supervision is not None and not config.evaluate_only:
+            comm.supervision.folder = directory / FLIGHT
+        if before is not None:
+            data = before.train, before.validation
+        elif data is None:
+            data = together(comm, share_data, config, comm)
+        examine(comm, *data, threads=config.loader_threads)
+        job = together(comm, create_job, config, comm, threads, directory, mesh, data, survival)
+        _check_backends(job)
+        if before is None:
+            job.trainer.callbacks.extend(callbacks)
+            _introduce(job)
+        if survival is not None:
+            survival.job = job
+        with _recorded(comm, job):
+            complete = _load(job)
+            results, trace = _train(job, complete)
+            _save(job)
+            _report(job, complete, results, trace)
+
+
+def _configure(config: TrainConfig, comm: Communicator) -> Any:
+    """Check that all ranks have the same options and hardware; return CuPy, or None without GPU."""
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     if comm.supervision is not None and config.grace is not None:
         comm.supervision.prepare_for_preemption(config.grace)
@@ -111,61 +149,63 @@ def _run(
     if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}
         _require_equal(comm, facts if cupy is None else facts | gpu_facts(cupy))
+    return cupy
+
+
+def _communicate(config: TrainConfig, comm: Communicator, cupy: Any) -> tuple[Communicator, int]:
+    """Return the communicator that the options describe, and the number of threads of a rank."""
     # Virtual ranks compute at the same time where their clocks allow it.
     threads = 1 if config.virtual_ranks else together(comm, threads_per_rank, comm)
     comm = together(comm, choose_allreduce, config, comm)
     comm = together(comm, choose_transport, config, comm, cupy)
-    comm = check_messages(config, comm)
+    comm = Checked(comm) if config.check_messages else comm
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _print_line(config, comm, f"{shared}, which reduces the speed of each")
+    return comm, config.threads or threads
+
+
+def _fetch(config: TrainConfig, comm: Communicator, *, again: bool) -> None:
+    """Check the folder of `--trace`, unless it is that of an attempt before, and download data."""
     if config.trace is not None and not again:
         check_folder(config.trace, comm, "train: --trace")
     if config.download or config.stage is not None:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             together(comm, fetch_data, config, comm)
-    if AUTO_PARALLEL in (config.parallel, config.pipeline_schedule):
-        tool = together(comm, find_tool, "predictions", "train: the choice of a strategy (auto)")
-        config, why = together(comm, tool.choose_parallel, config, comm, config.threads or threads)
-        for line in why:
-            _print_line(config, comm, line)
-    mesh = together(comm, create_mesh, config.parallel, comm)
-    # BLAS has one thread, so that the order of its sums does not depend on their number.
-    groups = mesh or contextlib.nullcontext()
-    known = survival.directory if survival is not None else None
-    with groups, run_directory(config, comm, known) as directory, limit_blas_threads(1):
-        if survival is not None:
-            survival.config, survival.directory = config, directory
-        if comm.supervision is not None and not config.evaluate_only:
-            comm.supervision.folder = directory / FLIGHT
-        threads = config.threads or threads
-        before = survival.job if survival is not None else None
-        if before is not None:
-            data = before.train, before.validation
-        elif data is None:
-            data = together(comm, share_data, config, comm)
-        examine(comm, *data, threads=config.loader_threads)
-        job = together(comm, create_job, config, comm, threads, directory, mesh, data, survival)
-        if before is None:
-            job.trainer.callbacks.extend(callbacks)
-        backend = job.trainer.model.backend
-        _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
-        if config.exact:
-            names = {"libraries of the GPU": "versions", "TF32": "tf32"}
-            _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
-        if before is None:
-            for line in align(describe_job(job), 2):
-                _print_line(config, comm, line)
-            log_details(job)
-            steps = config.epochs * job.steps_per_epoch
-            given = config, job.work, comm, threads, steps, job.meter
-            if (tool := find_tool("predictions")) is not None:
-                job.predicted = together(comm, tool.predict_run, *given)
-            job.sent_before = job.trainer.comm.traffic.bytes
-        if survival is not None:
-            survival.job = job
-        with _recorded(comm, job):
-            _carry_out(job)
+
+
+def _choose_strategy(config: TrainConfig, comm: Communicator, threads: int) -> TrainConfig:
+    """Return the configuration with the strategy that is predicted to be fastest, for "auto"."""
+    if AUTO_PARALLEL not in (config.parallel, config.pipeline_schedule):
+        return config
+    tool = together(comm, find_tool, "predictions", "train: the choice of a strategy (auto)")
+    chosen: TrainConfig
+    chosen, why = together(comm, tool.choose_parallel, config, comm, threads)
+    for line in why:
+        _print_line(chosen, comm, line)
+    return chosen
+
+
+def _check_backends(job: Job) -> None:
+    """Check that all ranks compute alike."""
+    comm, backend = job.trainer.comm, job.trainer.model.backend
+    _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
+    if job.config.exact:
+        names = {"libraries of the GPU": "versions", "TF32": "tf32"}
+        _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
+
+
+def _introduce(job: Job) -> None:
+    """Print the header and predict time and memory, before the first attempt."""
+    config, comm = job.config, job.trainer.comm
+    for line in align(describe_job(job), 2):
+        _print_line(config, comm, line)
+    log_details(job)
+    if (tool := find_tool("predictions")) is not None:
+        steps, threads = config.epochs * job.steps_per_epoch, job.trainer.model.backend.threads
+        given = config, job.work, comm, threads, steps, job.meter
+        job.predicted = together(comm, tool.predict_run, *given)
+    job.sent_before = comm.traffic.bytes
 
 
 @contextlib.contextmanager
@@ -186,49 +226,65 @@ def _recorded(comm: Communicator, job: Job) -> Iterator[None]:
         raise
 
 
-def _carry_out(job: Job) -> None:
-    """Load, train or evaluate, save and report."""
-    config, trainer, survival = job.config, job.trainer, job.survival
-    recovered = survival is not None and survival.recovers(trainer)
-    if not recovered and config.load_options:
+def _load(job: Job) -> bool:
+    """Load the state of an attempt before or a checkpoint; return whether the run is complete."""
+    config, trainer = job.config, job.trainer
+    if job.survival is not None and job.survival.recovers(trainer):
+        return False
+    if config.load_options:
         _print_line(config, trainer.comm, str(job.loaded))
-    if not recovered and config.resume:
+    if config.resume:
         _resume(job)
-    complete = not config.evaluate_only and trainer.epoch >= config.epochs and not recovered
-    trace, results = None, Logs()
-    if config.evaluate_only:
-        with traced(job) as trace:
-            results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
-    elif complete:
+    return not config.evaluate_only and trainer.epoch >= config.epochs
+
+
+def _train(job: Job, complete: bool) -> tuple[Logs, Trace | None]:
+    """Train or evaluate; return the results of an evaluation, and the trace, if there are any."""
+    config, trainer, results = job.config, job.trainer, Logs()
+    if complete:
         _print_line(
             config,
             trainer.comm,
             f"the run is complete: {trainer.epoch} of {config.epochs} epochs; add "
             f"--epochs {2 * trainer.epoch} to train on",
         )
-    else:
-        for callback in trainer.callbacks:
-            if isinstance(callback, RunFolder):
-                callback.begin = partial(write_run_files, job)
-        with traced(job) as trace:
-            trainer.fit(
-                job.train,
-                job.validation,
-                epochs=config.epochs,
-                global_batch_size=job.work.batch,
-                **changes_of(config),
-                steps_per_epoch=config.steps_per_epoch,
-                drop_last=config.drop_last,
-                seed=config.seed,
-                loader_threads=0 if config.virtual_ranks else config.loader_threads,
-            )
-        write_if_possible(trainer.comm, write_end, job)
+        return results, None
+    for callback in trainer.callbacks:
+        if isinstance(callback, RunFolder):
+            callback.begin = partial(write_run_files, job)
+    with traced(job) as trace:
+        if config.evaluate_only:
+            results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
+            return results, trace
+        trainer.fit(
+            job.train,
+            job.validation,
+            epochs=config.epochs,
+            global_batch_size=job.work.batch,
+            **changes_of(config),
+            steps_per_epoch=config.steps_per_epoch,
+            drop_last=config.drop_last,
+            seed=config.seed,
+            loader_threads=0 if config.virtual_ranks else config.loader_threads,
+        )
+    write_if_possible(trainer.comm, write_end, job)
+    return results, trace
+
+
+def _save(job: Job) -> None:
+    """Write the final model or its weights."""
+    config, trainer = job.config, job.trainer
     if config.save and config.saves_weights:
         with evaluated(trainer):
             state = trainer.model.state()
             on_rank_0(trainer.comm, write_weights, state, config.save)
     elif config.save:
         trainer.save(config.save)
+
+
+def _report(job: Job, complete: bool, results: Logs, trace: Trace | None) -> None:
+    """Print results, and check that the last checkpoint was written."""
+    config, trainer = job.config, job.trainer
     if config.evaluate_only or config.quiet or complete:
         if trainer.comm.rank == 0:
             print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
@@ -236,9 +292,8 @@ def _carry_out(job: Job) -> None:
         print_report(job)
         write_if_possible(trainer.comm, write_end, job)  # with the measured times
         results = Logs((n, value) for n, value in trainer.logs.items() if n.startswith(VALIDATION))
-    if trainer.comm.rank == 0 and not config.quiet:
-        for line in format_arrays(results, job.validation.class_names):
-            print(printable(line), flush=True)
+    for line in format_arrays(results, job.validation.class_names):
+        _print_line(config, trainer.comm, line)
     if trace is not None:
         _print_line(config, trainer.comm, describe_trace(trace))
     for callback in trainer.callbacks:

@@ -49,7 +49,12 @@ OF_OTHERS = {
         "--nproc-per-node",  # torchrun
         *("--host", "--hostfile", "--no-kill", "--with-ft"),
     ),
-    "tools": ("--logdir", "--check", "--fix"),  # tensorboard, sha256sum, ruff
+    "tools": (
+        "--logdir",
+        "--check",
+        "--fix",
+        "--debug",
+    ),  # tensorboard, sha256sum, ruff, setuptools
     "Chromium": (
         *("--headless", "--screenshot", "--window-size", "--hide-scrollbars"),
         *("--force-device-scale-factor", "--virtual-time-budget"),
@@ -110,7 +115,8 @@ def test_every_option_that_a_page_names_exists(page):
     text = page.read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
     others = {name for names in OF_OTHERS.values() for name in names}
-    others |= {*foreign_names()["options"], *foreign_names()["option_aliases"]}
+    tables = foreign_names()
+    others |= {n.replace("_", "-") for t in ("options", "aliases") for n in tables[t]}
     wrong = named - known_options() - others
     if page.name == "pydtnn.md":  # the first column is that of another library
         wrong -= {*re.findall(r"--[a-z][a-z0-9-]*", "".join(re.findall(r"^\|[^|]*", text, re.M)))}

@@ -15,7 +15,7 @@ from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import ALL, HelpFormatter, Parser, help_columns
 from pydtnn.utils.files import read_file
-from pydtnn.utils.names import foreign_names, unknown
+from pydtnn.utils.names import answer, foreign_names, key_of, unknown
 
 EXAMPLES = """examples:
   python -m pydtnn.train --model resnet20 --epochs 5
@@ -127,29 +127,16 @@ def _translate(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
         For a name whose meaning differs or depends on the program; the message contains what to
         type instead.
     """
-    for number, argument in enumerate(arguments):
+    for argument in arguments:
         name, equals, value = argument.partition("=")
         flag, dot, item = name.partition(".")
         if flag.startswith("-") and flag not in known:
             flag = flag.replace("_", "-")
-            answer = foreign_names()["options"].get(flag) if flag not in known else None
-            if answer:
-                following = [a for a in arguments[number + 1 : number + 2] if not a.startswith("-")]
-                raise ValueError(_refusal(flag, answer, value if equals else "".join(following)))
             if flag not in known:
-                flag = foreign_names()["option_aliases"].get(flag, flag)
+                if hint := answer("options", flag):
+                    raise ValueError(f"train: there is no option {flag}{hint}")
+                flag = foreign_names()["aliases"].get(key_of(flag), flag)
         yield flag + dot + item + equals + value
-
-
-def _refusal(flag: str, answer: str, value: str) -> str:
-    """Return the message for an option of other programs; `value` is what it is set to."""
-    for part in ("model", "dataset"):
-        if f"{{{part}s}}" in answer:
-            from pydtnn.cli.parts import PARTS
-
-            answer = answer.replace(f"{{{part}s}}", ", ".join(PARTS[part].entries))
-    answer = re.sub(r"\{(.*?)\}", lambda example: value or example[1], answer)
-    return f"train: there is no option {flag}; {answer}"
 
 
 def _whole(arguments: Iterable[str]) -> Iterator[str]:

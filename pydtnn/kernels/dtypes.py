@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # makes "bfloat16" the name of a NumPy dtype
 import numpy as np
 
-from pydtnn.utils.names import foreign_value
+from pydtnn.utils.names import answer
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Types of a model's activations."""
@@ -28,7 +28,7 @@ def name_of(dtype: Any) -> str:
     if key in DTYPES:
         return key
     raise ValueError(
-        f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}{foreign_value('dtype', key)}"
+        f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}{answer('values', key)}"
     )
 
 

@@ -29,5 +29,3 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = module_getattr(__name__)
-    # names in other libraries, which `from package import *` includes
-    __all__ += ["BCEWithLogitsLoss", "CrossEntropy", "CrossEntropyLoss", "L1Loss", "MSELoss"]

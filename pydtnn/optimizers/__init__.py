@@ -69,5 +69,3 @@ def get_optimizer(
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = module_getattr(__name__)
-    # names in other libraries, which `from package import *` includes
-    __all__ += ["Lamb", "Lars", "NAdam", "RMSprop"]

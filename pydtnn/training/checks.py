@@ -26,7 +26,7 @@ from pydtnn.training.capabilities import check as check_features
 from pydtnn.training.mesh import check_groups
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.names import foreign_value, unknown
+from pydtnn.utils.names import answer, unknown
 from pydtnn.utils.validate import check_int, check_names
 
 OWN = (
@@ -44,8 +44,8 @@ def refuse(others: Mapping[str, object]) -> None:
         The message contains what to use instead.
     """
     for name in others:
-        if answer := foreign_value("fit_argument", name):
-            raise TypeError(f"fit: there is no argument `{name}`{answer}")
+        if hint := answer("names", name):
+            raise TypeError(f"fit: there is no argument `{name}`{hint}")
         raise TypeError(f"fit: {unknown('argument', name, OWN)}")
 
 
@@ -167,12 +167,9 @@ def check_callback(callback: Callback) -> None:
         if name in known:
             _check_arguments(kind, function, known[name])
         elif not _calls(kind, name):
-            answer = foreign_value("callback_method", name)
-            raise TypeError(
-                f"{kind.__name__}: {name} is never called{answer}"
-                if answer
-                else f"{kind.__name__}: {unknown('method of a callback', name, known)}"
-            )
+            if hint := answer("names", name):
+                raise TypeError(f"{kind.__name__}: {name} is never called{hint}")
+            raise TypeError(f"{kind.__name__}: {unknown('method of a callback', name, known)}")
 
 
 def _calls(kind: type, name: str) -> bool:

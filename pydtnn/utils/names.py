@@ -1,7 +1,6 @@
-"""Names that do not exist: the nearest ones, and the answers to names of other libraries.
+"""Names that do not exist: the nearest ones, and answers to usual names of other libraries.
 
-The answers are in `foreign_names.toml`, which is read when the first name is missing. No answer
-imports a module; only a name that is found imports its own.
+The answers are in `foreign_names.toml`, which is read when the first name is missing.
 """
 
 from __future__ import annotations
@@ -25,40 +24,28 @@ MIN_SIMILARITY = 0.65
 """Ratio of `difflib` from which a name is suggested for another."""
 
 ASSIGNED = frozenset(
-    ("batch_size", "data", "device", "learning_rate", "lr", "requires_grad")
-    + ("should_stop", "stop_training", "trainable", "training", "transform")
+    ("learning_rate", "requires_grad", "should_stop", "stop_training", "trainable", "transform")
 )
-"""Names in the tables "assigned", so that other attributes are set without reading them."""
+"""Attributes of other libraries, which would have no effect here and cannot be set."""
 
-PROGRAMS = ("predict", "train")
-"""Modules of ``pydtnn`` that are not members of it, but functions in other libraries."""
+HOMES = ("layers", "optimizers", "losses", "metrics", "schedules", "callbacks", "data")
+"""Modules whose public classes are members of ``pydtnn``, too."""
 
 
 @cache
-def foreign_names() -> dict[str, Any]:
-    """Return the tables of `foreign_names.toml`: answers by name, in some by class or kind first.
+def foreign_names() -> dict[str, dict[str, str]]:
+    """Return the tables of `foreign_names.toml`: answers by name, as `key_of` returns it.
 
-    >>> foreign_names()["members"]["optim"]
+    >>> foreign_names()["names"]["optim"]
     'use pydtnn.optimizers'
-    >>> foreign_names()["arguments"]["Conv2d"]["strides"]
-    'use stride='
     """
     import tomllib  # takes longer than all other imports of this module
 
     path = Path(__file__).with_name("foreign_names.toml")
-    return _by_name(tomllib.loads(path.read_text(encoding="utf-8")))
-
-
-def _by_name(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of the file, which has the names by answer, with the answers by name."""
-    names: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, str):
-            names.update(dict.fromkeys(value.split(), key))
-        else:
-            for kind in key.split():
-                names[kind] = {**names.get(kind, {}), **_by_name(value)}
-    return names
+    return {
+        table: {key_of(name): given for given, names in lines.items() for name in names.split()}
+        for table, lines in tomllib.loads(path.read_text(encoding="utf-8")).items()
+    }
 
 
 def key_of(name: str) -> str:
@@ -70,21 +57,21 @@ def key_of(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-def foreign_value(kind: str, name: str) -> str:
-    """Return "; " and what to use instead of a value of another library; empty if not known.
+def answer(table: str, name: str) -> str:
+    """Return "; " and what to use instead of a name of another library; empty if not known.
 
-    >>> foreign_value("dtype", "fp16"), foreign_value("dtype", "text")
+    >>> answer("values", "fp16"), answer("values", "text")
     ("; use 'float16'", '')
     """
-    answer = foreign_names()["values"].get(kind, {}).get(key_of(name))
-    return f"; {answer}" if answer else ""
+    found = foreign_names()[table].get(key_of(name))
+    return f"; {found}" if found else ""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
     """Return a message for an unknown name, with the nearest of `choices`, or all if none is near.
 
-    Names of other libraries are answered as by `foreign_value`. Names in `also` are suggested if
-    they are near, but not listed.
+    Values of other libraries are answered as by `answer`. Names in `also` are suggested if they are
+    near, but not listed.
 
     >>> unknown("data set", "cifer10", ["mnist", "cifar10", "cifar100"])
     "unknown data set 'cifer10'; did you mean 'cifar10' or 'cifar100'?"
@@ -94,8 +81,7 @@ def unknown(kind: str, name: str, choices: Iterable[str], also: Iterable[str] = 
     "unknown value of --device 'gpu'; use 'cuda'"
     """
     choices = [*choices]
-    hint = foreign_value(kind.removeprefix("value of --"), name)
-    hint = hint or _nearest(name, [*also, *choices])
+    hint = answer("values", name) or _nearest(name, [*also, *choices])
     if not hint and choices:
         hint = f"; choose one of {', '.join(map(repr, sorted(choices)))}"
     return f"unknown {kind} {name!r}{hint or '; there is none to choose from'}"
@@ -135,9 +121,9 @@ def some(items: Sequence[str], most: int = 8) -> str:
 def module_getattr(module: str, homes: Mapping[str, str] | None = None) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module (PEP 562).
 
-    A name whose meaning in another library is exactly that of a name of the module is that object;
-    the error for other names contains the one to use. ``pydtnn`` has the aliases and the public
-    classes of all modules.
+    A name whose meaning in another library is exactly that of a name of the module, or that differs
+    from a class in upper case only, is that object; the error for other names contains the one to
+    use. ``pydtnn`` has the classes of all `HOMES`.
 
     Parameters
     ----------
@@ -153,25 +139,22 @@ def module_getattr(module: str, homes: Mapping[str, str] | None = None) -> Calla
             return value
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        if name not in PROGRAMS and _is_module(module, name):
+        if _is_module(module, name):
             return import_module(f"{module}.{name}")
-        home, ours = _place(name)
-        if (module == "pydtnn" and home) or (module == home and ours != name):
+        home, _, ours = foreign_names()["aliases"].get(key_of(name), "").rpartition(".")
+        if home and module in ("pydtnn", home):
             return getattr(import_module(home), ours)
-        if MissingMembers not in sys.meta_path:
-            sys.meta_path.append(MissingMembers)
-        raise AttributeError(_missing(module, name))
+        names: set[str] = set()
+        for place in [f"pydtnn.{home}" for home in HOMES] if module == "pydtnn" else [module]:
+            public = _public(place)
+            same = [one for one in public if one[0].isupper() and one.lower() == name.lower()]
+            if same and name[0].isupper() and (place, same[0]) != (module, name):
+                return getattr(import_module(place), same[0])
+            names |= public
+        hint = answer("names", name) or _nearest(name, sorted(names))
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
     return __getattr__
-
-
-def _place(name: str) -> tuple[str, str]:
-    """Return the module of the object that has a name, here or in other libraries, and its name."""
-    tables = foreign_names()
-    if name in tables["aliases"]:
-        home, _, ours = tables["aliases"][name].rpartition(".")
-        return home, ours
-    return tables["classes"].get(name, ""), name
 
 
 def _is_module(package: str, name: str) -> bool:
@@ -180,35 +163,11 @@ def _is_module(package: str, name: str) -> bool:
     return path is not None and PathFinder.find_spec(f"{package}.{name}", path) is not None
 
 
-def _missing(module: str, name: str) -> str:
-    """Return the sentence for a name that a module does not have."""
-    home, ours = _place(name)
-    answer = f"use {home}.{ours}" if home else foreign_names()["members"].get(name)
-    if answer:
-        return f"module {module!r} has no attribute {name!r}; {answer}"
-    members = vars(sys.modules[module])
-    names = {*members.get("__all__", ())}
-    names |= {n for n, value in members.items() if getattr(value, "__module__", "") == module}
-    if module == "pydtnn" and name[0].isupper():
-        names |= {*foreign_names()["classes"], *foreign_names()["aliases"]}
-    return f"module {module!r} has no attribute {name!r}{_nearest(name, sorted(names))}"
-
-
-class MissingMembers:
-    """Entry of ``sys.meta_path`` that answers ``from pydtnn import nn`` and ``import pydtnn.nn``.
-
-    Python searches for a module of a name that a package does not have, and then replaces the
-    package's AttributeError by an ImportError of its own. This entry is the last one: it is asked
-    for modules that do not exist.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Raise ModuleNotFoundError if the name belongs to a package with `module_getattr`."""
-        package, _, member = name.rpartition(".")
-        ours = package.split(".")[0] == "pydtnn" and not member.startswith("_")
-        if ours and hasattr(sys.modules.get(package), "__getattr__"):
-            raise ModuleNotFoundError(_missing(package, member), name=package)
+def _public(module: str) -> set[str]:
+    """Return the public names of a module."""
+    members = vars(import_module(module))
+    own = {n for n, value in members.items() if getattr(value, "__module__", "") == module}
+    return {*members.get("__all__", ()), *own}
 
 
 # -- attributes and arguments of objects
@@ -249,9 +208,9 @@ class SuggestsNames:
             if name in ASSIGNED and name not in self.__dict__:
                 cls = type(self)
                 # classes of other modules may have any attributes
-                ours = cls.__module__.startswith("pydtnn.") and not hasattr(cls, name)
-                if ours and (answer := _answer("assigned", cls, name)):
-                    raise AttributeError(f"{cls.__name__}: cannot set {name!r}{answer}")
+                if cls.__module__.startswith("pydtnn.") and not hasattr(cls, name):
+                    hint = answer("names", name)
+                    raise AttributeError(f"{cls.__name__}: cannot set {name!r}{hint}")
             super().__setattr__(name, value)
 
         def __getattr__(self, name: str) -> Any:
@@ -259,8 +218,8 @@ class SuggestsNames:
             if hasattr(cls, name):  # a property has raised AttributeError: raise it again
                 return object.__getattribute__(self, name)
             sentence = f"{cls.__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_") and (answer := _answer("attributes", cls, name)):
-                raise AttributeError(sentence + answer)
+            if not name.startswith("_") and (hint := answer("names", name)):
+                raise AttributeError(sentence + hint)
             raise AttributeError(sentence, name=name, obj=self)
 
 
@@ -270,8 +229,7 @@ class NotCallable(SuggestsNames):
     if not TYPE_CHECKING:
 
         def __call__(self, *args: Any, **keywords: Any) -> NoReturn:
-            cls = type(self)
-            raise TypeError(f"{cls.__name__}: cannot be called{_answer('calls', cls)}")
+            raise TypeError(f"{type(self).__name__}: cannot be called{answer('names', 'call()')}")
 
 
 def _takes_nothing(self: object) -> None:
@@ -301,7 +259,7 @@ def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any
         raise TypeError(
             f"{who}: expected {takes if positional else 'no argument without a name'}, "
             f"got {len(args)}{''.join(twice)}"
-            f"{_answer('positional', cls) or '; give the others by name'}"
+            f"{answer('names', f'{who}()') or '; give the others by name'}"
         )
     if not code.co_flags & inspect.CO_VARKEYWORDS:
         names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
@@ -318,20 +276,9 @@ def check_names(cls: type, keywords: Iterable[str], names: Sequence[str]) -> Non
     """
     for name in keywords:
         if name not in names:
-            if answer := _answer("arguments", cls, name):
-                raise TypeError(f"{cls.__name__}: no argument {name!r}{answer}")
+            if hint := answer("names", name):
+                raise TypeError(f"{cls.__name__}: no argument {name!r}{hint}")
             raise TypeError(unknown(f"argument of {cls.__name__}", name, names))
-
-
-def _answer(table: str, cls: type, name: str = "") -> str:
-    """Return "; " and the answer for a class of this library, or its nearest base; or nothing."""
-    for base in cls.__mro__:
-        if base.__module__.startswith("pydtnn."):
-            answer = foreign_names()[table].get(base.__name__, "")
-            answer = answer.get(name) if isinstance(answer, dict) else answer
-            if answer:
-                return f"; {answer}"
-    return ""
 
 
 def select(who: str, patterns: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydtnn.utils.imports import import_object
-from pydtnn.utils.names import foreign_value, key_of, unknown
+from pydtnn.utils.names import answer, key_of, unknown
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class Registry(Generic[T]):
         """Return what to use instead of an object of another library, if it is known."""
         if self.aliases.get(key, key) in self.entries:
             return f"; use {self.aliases.get(key, key)!r}"
-        return foreign_value(self.name, key)
+        return answer("values", key)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name, sentence):
     [
         ("value of --device", "gpu", ["cpu", "cuda", "numpy"], "; use 'cuda'"),
         ("value of --dtype", "fp16", ["float32", "float16"], "; use 'float16'"),
-        ("schedule", "cosine_with_restarts", ["cosine"], "; use 'cosine_restarts'"),
         ("schedule", "cosine_decay", ["constant", "cosine"], "; did you mean 'cosine'?"),
         ("option", "--wandb", ["--plan", "--save"], "; choose one of '--plan', '--save'"),
         ("option", "--batch-size-of-rank", ["--plan", "--batch-size"], "; did you mean '--batch-s"),

@@ -3,12 +3,16 @@
 import errno
 import os
 import re
+import socket
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from pydtnn.comm import failure
+from pydtnn.comm import failure, run_threads
+from pydtnn.comm.monitor.ranks import READY
 from tests.ahead import mpiexec
+from tests.each import each
 
 START = """
 import atexit, os, signal, sys, threading, time
@@ -165,6 +169,32 @@ def closing(closed):
 @pytest.mark.parametrize("closed", ["sys.stdout = None", "os.close(2)", "sys.stdout.close()"])
 def test_an_error_that_cannot_be_printed_ends_all_ranks(ahead, closed):
     assert ahead.returncode != 0
+
+
+@each(("hosts", "connected"), [("aa", [False]), ("ab", [True, True])])
+def test_monitors_of_several_hosts_have_an_address_and_a_token(hosts, connected):
+    sent = []
+
+    def send(facts, links):
+        sent.append(bool(facts.address and facts.port and facts.token))
+        if links is not None:
+            links.close()
+
+    def rank(comm):
+        started = SimpleNamespace(ranks=comm.local_size, folder=None, send=send)
+        failure._supervise(comm, started if comm.local_rank == 0 else None)
+
+    run_threads(2, rank, hosts=hosts)
+    assert sent == connected
+
+
+def test_a_rank_waits_until_all_are_watched():
+    rank, monitor = socket.socketpair()
+    with rank, monitor:
+        monitor.sendall(READY)
+        monitor.close()
+        failure._wait(rank)
+        assert not rank.recv(1)
 
 
 def test_a_folder_without_room_for_the_slots_does_not_remain(tmp_path, monkeypatch):

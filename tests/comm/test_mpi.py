@@ -41,6 +41,17 @@ def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm,
             call()
 
 
+@pytest.mark.mpi(1, checked=False)
+def test_a_rank_has_left_the_call_in_which_the_others_are_counted(comm, monkeypatch):
+    monkeypatch.setattr(mpi, "survives", lambda: True)
+    monkeypatch.setattr(mpi, "all_succeeded", lambda library, group, complete: complete)
+    lost = SimpleNamespace(Get_failed=lambda: SimpleNamespace(size=1, Free=lambda: None))
+    with monkeypatch.context() as patch:
+        patch.setattr(comm, "_comm", lost)
+        assert not comm.all_remain()
+    assert comm.attendance.waiting is None
+
+
 @pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
 @pytest.mark.parametrize("end", ["freed", "dropped in a cycle", "a group of a group"])

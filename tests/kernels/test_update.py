@@ -121,6 +121,13 @@ def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend):
         assert math.isnan(cpu_backend.update.squared_norm(g))
 
 
+def test_a_total_that_is_not_finite_stops_this_update_and_all_later_ones():
+    alive, go = np.ones(1), np.ones(1)
+    for total, goes_on in ((1.0, 1), (np.inf, 0), (1.0, 0)):
+        REFERENCE.update.watch(np.array([2.0, total]), alive, go)
+        assert alive == go == goes_on
+
+
 def test_a_squared_norm_is_added_up_in_double(cpu_backend):
     x = np.random.default_rng(0).normal(size=40001).astype("float32")
     for values in (x, np.full(1000, 1e30, "float32"), np.full(1000, 1e-30, "float32")):

@@ -46,6 +46,8 @@ def test_parts_give_and_take_the_whole_array_block_by_block(part, length):
         stop = min(start + length, whole.size)
         for piece in pieces:
             piece.give(start, stop, result[start:stop])
+            if (view := piece.view(start, stop)) is not None:
+                np.testing.assert_array_equal(view.view(float), whole.flat[start:stop])
         assert sum(piece.region.elements(start, stop) for piece in pieces) == stop - start
     np.testing.assert_array_equal(result.reshape(whole.shape), whole)
     for place in places(part):

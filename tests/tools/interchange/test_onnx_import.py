@@ -277,6 +277,10 @@ WORKS |= {
         ),
         SEQUENCE,
     ),
+    "class token of one sample": (
+        [node("Concat", ["token", "x"], ["y"], axis=1)],
+        (1, *SEQUENCE[1:]),
+    ),
     "pixels of channels": chain(("DepthToSpace", {"blocksize": 2, "mode": "CRD"})),
     "pixels of blocks": (chain(("DepthToSpace", {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
     "blocks of pixels": (chain(("SpaceToDepth", {"blocksize": 2})), ("n", 3, 4, 6)),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pydtnn.tools.search import Trial, make_space, run
-from pydtnn.tools.search.page import _parallel, render
+from pydtnn.tools.search.page import _parallel, _value, render
 from tests.each import each
 from tests.tools.report import browser
 from tests.tools.report.test_page import COUNT, CUT, ILLEGIBLE
@@ -62,6 +63,12 @@ def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path)
         passed.append(not crosses)
     assert {*passed} == {True, False}
     assert "passes below its axis" in figure.caption
+
+
+def test_the_value_of_a_pruned_trial_is_its_last_report_of_a_single_objective():
+    pruned = SimpleNamespace(values=None, intermediate_values={1: 0.5, 3: 0.25, 2: 0.75})
+    assert _value(SPACE, pruned) == 0.25
+    assert _value(SimpleNamespace(objective=("loss", "time")), pruned) is None
 
 
 @pytest.mark.long

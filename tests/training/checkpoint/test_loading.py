@@ -9,16 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
 from pydtnn.callbacks import Checkpointer, EarlyStopping
+from pydtnn.comm import Serial
+from pydtnn.model.pieces import whole_piece
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.training.checkpoint.folder import XXH64
 from pydtnn.training.checkpoint.inspection import differences, examine
-from pydtnn.training.checkpoint.reading import read_checkpoint
+from pydtnn.training.checkpoint.reading import read_checkpoint, read_into
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import add_files, fill_folder
@@ -103,6 +106,17 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path):
     other = small_trainer(None, EarlyStopping(), Checkpointer(tmp_path), model=small_model(seed=1))
     assert load_checkpoint(tmp_path, other) == tmp_path / "checkpoint-00000008"
     assert fingerprint(other) == fingerprint(trainer)
+
+
+def test_arrays_are_converted_to_the_type_in_which_they_are_read(tmp_path):
+    trained(tmp_path, epochs=1)
+    checkpoint = read_checkpoint(find_checkpoints(tmp_path)[0])
+    arrays = load_file(checkpoint.path / "arrays.safetensors")
+    narrow = {name: np.zeros(array.shape, "float32") for name, array in arrays.items()}
+    pieces = [whole_piece(name, array) for name, array in narrow.items()]
+    read_into(Serial(), checkpoint, pieces, [0])
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(narrow[name], array.astype("float32"))
 
 
 def test_older_checkpoints_have_sums_of_another_kind(tmp_path):

@@ -1,4 +1,6 @@
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,6 +56,14 @@ def test_all_ranks_measure_the_same_processor_and_one_rank_has_no_messages():
     assert one.call > 0
     assert one.add >= 0
     assert run_threads(1, Processor.measure) == [Processor()]
+
+
+@each(("tick", "eager"), [(0.0, np.inf), (1.0, processor.LENGTHS[0])])
+def test_messages_that_have_not_arrived_after_a_pause_are_not_eager(tick, eager, monkeypatch):
+    moments = count(0.0, tick)
+    times = SimpleNamespace(sleep=lambda seconds: None, perf_counter=lambda: next(moments))
+    monkeypatch.setattr(processor, "time", times)
+    assert run_threads(2, processor.measure_eager, cluster([0, 1]), hosts="ab") == [eager] * 2
 
 
 @each(("hosts", "seconds"), [("aa", 1.0), ("aaaa", 1.5), ("ab", 0.0)])

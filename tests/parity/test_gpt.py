@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,26 @@ def assert_equal(ours: Any, theirs: Any, what: str) -> None:
     theirs = theirs.detach().numpy()
     error = np.abs(to_host(ours) - theirs).max() / np.abs(theirs).max()
     assert error <= 1e-9, f"{what}: {error}"
+
+
+def assert_loss_and_gradients_are_equal(
+    model: Model, twin: Any, names: Mapping[str, str], rng: np.random.Generator
+) -> None:
+    """Compare for random tokens; `names` of parameters are those of the module, by ours."""
+    backend = model.backend
+    tokens, target = rng.integers(TOKENS, size=(2, 4, LENGTH))
+    logits = twin(torch.from_numpy(tokens))
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(target).flatten())
+    expected.backward()
+    context = StepContext(training=True, samples=np.arange(4))
+    y, saved = model.forward(backend.asarray(tokens, "float64"), context)
+    loss, dy = CategoricalCrossEntropy()(backend, y, backend.asarray(target), 1 / 4)
+    model.backward(dy, saved)
+    assert_equal(y, logits, "logits")
+    assert float(loss) / 4 == pytest.approx(expected.item(), rel=1e-9)
+    theirs = dict(twin.named_parameters())
+    for name, p in model.parameters.items():
+        assert_equal(p.grad, theirs[names[name]].grad, name)
 
 
 def randomize(model: Model, rng: np.random.Generator) -> None:
@@ -87,19 +108,9 @@ def test_loss_and_gradients_of_a_gpt_equal_those_of_pytorch(backend):
     randomize(model, rng)
     twin = Gpt()
     theirs = dict(twin.named_parameters())
-    assert {their_name(name) for name in model.parameters} == set(theirs)
+    names = {name: their_name(name) for name in model.parameters}
+    assert {*names.values()} == {*theirs}
     with torch.no_grad():
         for name, p in model.parameters.items():
-            theirs[their_name(name)].copy_(torch.from_numpy(to_host(p.master)))
-    tokens, target = rng.integers(TOKENS, size=(2, 4, LENGTH))
-    logits = twin(torch.from_numpy(tokens))
-    expected = nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(target).flatten())
-    expected.backward()
-    context = StepContext(training=True, samples=np.arange(4))
-    y, saved = model.forward(backend.asarray(tokens, "float64"), context)
-    loss, dy = CategoricalCrossEntropy()(backend, y, backend.asarray(target), 1 / 4)
-    model.backward(dy, saved)
-    assert_equal(y, logits, "logits")
-    assert float(loss) / 4 == pytest.approx(expected.item(), rel=1e-9)
-    for name, p in model.parameters.items():
-        assert_equal(p.grad, theirs[their_name(name)].grad, name)
+            theirs[names[name]].copy_(torch.from_numpy(to_host(p.master)))
+    assert_loss_and_gradients_are_equal(model, twin, names, rng)

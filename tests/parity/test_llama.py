@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.layers import StepContext
-from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.models import llama
 from pydtnn.tools.interchange import load_state_dict, state_dict
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-from tests.parity.test_gpt import assert_equal  # noqa: E402
+from tests.parity.test_gpt import assert_loss_and_gradients_are_equal  # noqa: E402
 
 nn = torch.nn
 TOKENS, LENGTH, WIDTH, DEPTH, HEADS, GROUPS, HIDDEN, BASE = 13, 7, 24, 2, 6, 3, 20, 100.0
@@ -108,19 +106,7 @@ def test_loss_and_gradients_of_a_llama_equal_those_of_pytorch(tied, backend):
             parameter.add_(torch.from_numpy(0.3 * rng.normal(size=tuple(parameter.shape))))
     report = load_state_dict(model, twin.state_dict())
     assert report.by == "names"
-    tokens, target = rng.integers(TOKENS, size=(2, 4, LENGTH))
-    logits = twin(torch.from_numpy(tokens))
-    expected = nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(target).flatten())
-    expected.backward()
-    context = StepContext(training=True, samples=np.arange(4))
-    y, saved = model.forward(backend.asarray(tokens, "float64"), context)
-    loss, dy = CategoricalCrossEntropy()(backend, y, backend.asarray(target), 1 / 4)
-    model.backward(dy, saved)
-    assert_equal(y, logits, "logits")
-    assert float(loss) / 4 == pytest.approx(expected.item(), rel=1e-9)
-    theirs = dict(twin.named_parameters())
-    for name, p in model.parameters.items():
-        assert_equal(p.grad, theirs[report.pairs[name]].grad, name)
+    assert_loss_and_gradients_are_equal(model, twin, report.pairs, rng)
     written = state_dict(model, like=twin.state_dict())
     assert list(written) == list(twin.state_dict())
     for name, tensor in twin.state_dict().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,19 @@ def test_predict_refuses_samples_of_another_shape(given, sentence):
         model.forward(np.zeros(given), nn.StepContext(training=True))
     with pytest.raises(ValueError, match=r"Model\.predict: batch_size must be at least 1, got 0"):
         build().predict(np.zeros((2, *SHAPE)), batch_size=0)
+
+
+def test_parameters_depend_on_the_seed_which_is_0():
+    models = [Model(nn.Linear(3), (2,), **options) for options in ({}, {"seed": 0}, {"seed": 1})]
+    first, same, other = (next(iter(model.parameters.values())).value for model in models)
+    assert (first == same).all()
+    assert (first != other).all()
+
+
+@each(("shape", "warns"), [((3, 24, 24), True), ((3, 23, 23), False), ((24, 24, 3), False)])
+def test_channels_that_may_have_been_put_first_are_warned_of(shape, warns):
+    with pytest.warns(match="means an image of 3 x 24 pixels") if warns else nullcontext():
+        Model(nn.Conv2d(2, 3), shape)
 
 
 def test_predict_takes_a_tuple_for_several_inputs():

@@ -76,6 +76,12 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path):
     assert parts["communication"] == pytest.approx([10, 10])  # ms: 0.2 s in 20 steps
 
 
+@each(("most", "scale"), [(16, "linear"), (17, "log")])
+def test_axes_are_logarithmic_for_more_than_eight_times_as_many_ranks(most, scale, tmp_path):
+    section = scaling(runs(tmp_path, 2, most))
+    assert figure(section, "Throughput").x["type"] == scale
+
+
 def test_runs_with_other_options_are_another_series_of_the_same_run_on_one_rank(tmp_path):
     [one] = runs(tmp_path, 1)
     others = []

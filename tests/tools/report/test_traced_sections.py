@@ -89,6 +89,7 @@ def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path):
     expected = np.roll(np.eye(4), 1, axis=1) * 2 * 2 * 1.5  # kB: buckets x rounds x 1500 B
     np.testing.assert_allclose(matrix(sent, 4), expected)
     assert sent.caption == "In kB; the strongest colour is 6 kB."
+    assert sent.x["range"] == sent.y["range"][::-1] == [-0.5, 3.5]
     assert matrix(waited, 4)[2].argmax() == 1  # a ring: rank 2 waits for rank 1
 
 

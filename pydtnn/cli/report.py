@@ -271,7 +271,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         *_gpu(job),
         *_communication(job),
         *[("failure", str(failure)) for failure in (job.survival.failures if job.survival else ())],
-        *(compared if job.config.verbose else compared[:1]),
+        *(compared if job.config.verbose else compared[:2]),
         ("run folder", str(job.directory)),
     ]
 

@@ -125,6 +125,8 @@ def test_a_network_trains_as_in_pytorch(cases):
     def check(case: Case, network: Network) -> None:
         expected = Expected.of(network)
         model = network.model(NUMPY, fuse=False)
+        # PyTorch's attention drops others
+        assume(not any(getattr(node.layer, "dropout", 0) for node in model.graph.nodes))
         randomize(model, network)
         try:
             record = Twin(model, network).observe()

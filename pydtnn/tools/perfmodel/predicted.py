@@ -120,10 +120,11 @@ class Predicted:
         interval = f" ({1e3 * self.low:.4g} to {1e3 * self.high:.4g})"
         text += (
             f" ({low} to {high}), predicted {1e3 * self.seconds:.4g} ms"
-            f"{interval if self.high > self.low else ''} for {self.platform}: "
-            f"accuracy {max(1 - error, 0):.0%}, largest difference in {PARTS[off]}"
+            f"{interval if self.high > self.low else ''}"
         )
         found = [("time per step", text)]
+        text = f"accuracy {max(1 - error, 0):.0%}, largest difference in {PARTS[off]}"
+        found.append(("  prediction", f"for {self.platform}, {text}"))
         for name, title in PARTS.items():
             text = f"measured {1e3 * measured[name]:.4g} ms, predicted {1e3 * whole[name]:.4g} ms"
             if name == "compute":

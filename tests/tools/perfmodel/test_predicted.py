@@ -28,8 +28,8 @@ from tests.each import each
 from tests.small_run import TINY, TRAIN
 
 PREDICTED = (
-    r"time per step +measured \S+ ms \(\S+ to \S+\), predicted \S+ ms( \(\S+ to \S+\))? "
-    r"for this job: accuracy \d+%, largest difference in \w+"
+    r"time per step +measured \S+ ms \(\S+ to \S+\), predicted \S+ ms( \(\S+ to \S+\))?\n"
+    r"  prediction +for this job, accuracy \d+%, largest difference in \w+"
 )
 
 
@@ -140,10 +140,12 @@ def test_lines_of_the_report_compare_each_part():
     measured = {"seconds": 0.0125, "low": 0.012, "high": 0.02, "first": 0.5, "compute": 0.008}
     measured |= {"communication": 0.003, "data": 0.0015, "memory": 6e6}
     found = dict(prediction.rows(measured))
-    text = "measured 12.5 ms (12 to 20), predicted 10 ms{} for p: accuracy 80%, largest difference"
-    assert found["time per step"] == f"{text.format('')} in compute"
+    text = "measured 12.5 ms (12 to 20), predicted 10 ms"
+    assert found["time per step"] == text
+    assert found["  prediction"] == "for p, accuracy 80%, largest difference in compute"
     other = dict(replace(prediction, communication=0.009, low=0.009, high=0.0125).rows(measured))
-    assert other["time per step"] == f"{text.format(' (9 to 12.5)')} in communication"
+    assert other["time per step"] == f"{text} (9 to 12.5)"
+    assert other["  prediction"].endswith("largest difference in communication")
     assert found["  first step"].startswith("measured 500 ms")
     assert found["  in compute"].startswith("measured 8 ms, predicted 7 ms, 1 ms of it")
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"

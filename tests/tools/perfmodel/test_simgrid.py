@@ -1,4 +1,4 @@
-"""Times of messages are those of SimGrid, on all topologies and for ten patterns.
+"""Times of messages are those of SimGrid, on all topologies and for seven patterns.
 
 SimGrid is used for development only: it is found where Debian's python3-simgrid is installed, or
 where its packages are extracted.

@@ -53,6 +53,8 @@ def _converters() -> Iterator[None]:
         patch.setitem(CONVERTERS, OwnConv, conv)
         patch.setitem(CONVERTERS, Turned, lambda layer: nhwc(lambda x: x.flip(1)))
         patch.setitem(CONVERTERS, layers.Dropout, Dropped)
+        # not in place: PyTorch refuses that behind a view of what backward needs
+        patch.setitem(CONVERTERS, layers.ReLU, lambda layer: torch.nn.ReLU())
         yield
 
 

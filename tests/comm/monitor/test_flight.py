@@ -11,7 +11,8 @@ from pydtnn.comm.monitor.flight import FIELDS, FORMAT, KINDS, remove_others, wri
 from pydtnn.comm.monitor.slots import CAPACITY, RECORD, SLOT, Slot
 from pydtnn.comm.monitor.table import Row
 from pydtnn.comm.supervision import CurrentActivity
-from pydtnn.tools.tracing import RankTrace, read_traces
+from pydtnn.tools.tracing import RankTrace, load_timeline, read_traces
+from pydtnn.tools.tracing.command import main
 from pydtnn.training.tracing import records as trace_records
 from pydtnn.utils.observer import Kind
 
@@ -58,6 +59,12 @@ def test_activities_in_progress_are_the_last_records(slot):
     assert (call["nbytes"], call["bucket"], call["tag"], call["depth"]) == (48, 3, 1, 1)
     assert trace.records["duration"][0] == 4
     assert (trace.records["duration"] >= 0).all()
+    timeline = load_timeline(slot.folder)
+    found = [timeline.names[name] for name in timeline.activities["name"]]
+    assert (sorted(found), len(timeline.messages)) == (["data", "iallreduce", "step"], 0)
+    assert len(timeline.messages.unmatched_sent) == 1
+    for command in (["summary"], ["export", "--to=chrome"]):
+        assert main([*command, slot.folder]) == 0
 
 
 def test_collective_calls_are_numbered_by_group(slot):

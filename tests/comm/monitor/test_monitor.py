@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from pydtnn.comm.monitor import monitor as module
-from pydtnn.comm.monitor.links import NUMBERS, connect
+from pydtnn.comm.monitor.links import NUMBERS, Link, connect
 from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, Monitor
 from pydtnn.comm.monitor.ranks import EndReport, Kills, Launcher, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
@@ -219,6 +219,30 @@ def test_a_wait_that_has_ended_meanwhile_ends_no_run(host):
     host.run()
     assert (host.ended, host.printed) == ([], [])
     other.close()
+
+
+def test_the_stacks_of_ranks_on_other_hosts_are_in_the_table_on_request(host, monkeypatch):
+    monkeypatch.setattr(module, "ROWS_TIMEOUT_S", 60.0)
+    host.slots[0].show(1, "  MainThread: here\n")
+    others = {number: host.connect(number) for number in (2, 3)}
+    for number, other in others.items():  # the answers to the first request
+        rows = {"rows": [Row(number, "b").to_json()], "stacks": f"stack of rank {number}:\n"}
+        other.sendall(json.dumps({"what": "rows", "request": 1, **rows}).encode() + b"\n")
+    host.monitor.heard(0, "table")
+    stacks = "stack of rank 0:\n  MainThread: here\nno stack of rank 1\n"
+    assert host.printed[0].endswith(f"{stacks}stack of rank 2:\nstack of rank 3:\n")
+    for other in others.values():
+        assert json.loads(other.recv(99)) == {"what": "rows?", "line": "stacks", "request": 1}
+        other.close()
+    # and what this host answers to the first one
+    ours, first = socket.socketpair()
+    host.slots[0].show(2, "  MainThread: here\n")
+    with contextlib.closing(Link(ours, TOKEN, 0)) as link, first:
+        host.monitor._first = link
+        host.monitor._hear(link, {"what": "rows?", "line": "stacks", "request": 7})
+        answer = json.loads(first.recv(1 << 16))
+    assert (answer["what"], answer["request"], answer["stacks"]) == ("rows", 7, stacks)
+    assert [row["rank"] for row in answer["rows"]] == [0, 1]
 
 
 def test_ranks_that_remain_after_an_error_have_a_deadline(host, monkeypatch):

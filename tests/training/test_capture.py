@@ -247,7 +247,10 @@ FABRICS: dict[int, Fabric] = {}
     ],
 )
 def test_ranks_replay_their_messages_too(comm, scheme, sync):
-    """The sums of NCCL are part of the graph, and equal those of the host but for rounding; without it steps give the same bytes."""
+    """The sums of NCCL are part of the graph, and equal those of the host but for rounding.
+
+    Steps without a graph give the same bytes.
+    """
     data = images()
 
     def train(comm: Communicator, backend: Backend, graph: bool = True) -> tuple[Trainer, int]:

@@ -7,7 +7,7 @@
 All candidates alternate; before each sum every rank writes its array, as backward
 would, and waits for the others. The time of a turn is that of the slowest rank. "vendor" is the
 blocking call, "vendor-iallreduce" the one that overlaps with backward; where the library cannot sum
-elements of the type, both are left out. Predictions come from `pydtnn.comm.schedules.cost` and a
+elements of the type, both are left out. Predictions come from virtual ranks (`sum_seconds`) and a
 network that is measured at the start. Columns: median and least time in us, the time as a multiple
 of the vendor's blocking call (median over the turns), the predicted time in us, and the predicted
 as a multiple of the measured one.
@@ -28,9 +28,9 @@ from benchmarks.common.report import Report
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.network import Network
+from pydtnn.tools.perfmodel.virtual import sum_seconds
 
 TYPES = ("float32", "float64", "float16", "bfloat16")
 WARM_UP = 3  # turns: connections, plans and memory
@@ -110,7 +110,7 @@ def main() -> None:
         for name, seconds in times.items():
             row = line(nbytes, name, seconds, times.get("vendor"))
             if name in SCHEDULES:
-                predicted = cost(name, array.nbytes, network)
+                predicted = sum_seconds(name, array.nbytes, network)
                 row += f"{1e6 * predicted:11.1f}{predicted / np.median(seconds):9.2f}"
             say(row)
 

@@ -68,8 +68,8 @@ def add_import(commands: Any) -> None:
 
 
 def _import(options: argparse.Namespace) -> None:
+    from pydtnn.tools.perfmodel.compute.base import NoCosts
     from pydtnn.tools.perfmodel.platform import Platform
-    from pydtnn.tools.perfmodel.replay import Recorded
     from pydtnn.tools.perfmodel.virtual.clock import RankClock
     from pydtnn.tools.perfmodel.virtual.run import Processor, run_virtual
     from pydtnn.tools.tracing.chakra import read_nodes
@@ -85,7 +85,7 @@ def _import(options: argparse.Namespace) -> None:
 
     try:
         processor = Processor.of(platform)
-        run = run_virtual(program, network=network, costs=Recorded(), processor=processor)
+        run = run_virtual(program, network=network, costs=NoCosts(), processor=processor)
     except RuntimeError as error:
         raise ValueError(f"trace import: the nodes of the ranks do not match: {error}") from error
     hosts = len({*network.hosts})

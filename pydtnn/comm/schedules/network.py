@@ -1,7 +1,7 @@
 """The network between ranks: latency and bandwidth of every pair of hosts, and shared links.
 
-A `Network` is specified by numbers or measured on the ranks of a job; `cost` uses it to predict the
-time of a schedule.
+A `Network` is specified by numbers or measured on the ranks of a job; virtual ranks send messages
+on it.
 """
 
 from __future__ import annotations

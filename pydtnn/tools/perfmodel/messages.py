@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil
 
 import numpy as np
 
 from pydtnn.comm.schedules.rule import VENDOR, choose
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.pipeline.schedules import placement
-from pydtnn.tools.perfmodel import formulas
 from pydtnn.tools.perfmodel.compression import Compression
-from pydtnn.tools.perfmodel.formulas import NONE, PLAIN, Links, Placed, Placement, Stretch, Terms
 from pydtnn.tools.perfmodel.outline import BucketOutline, Start
 from pydtnn.tools.perfmodel.overlap import Round
+from pydtnn.tools.perfmodel.patterns import Groups, Processing, Row, Wires, library_terms, rows_of
 from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.tools.perfmodel.stretch import stretch
 from pydtnn.training.workload import SHARDED, Workload
 
 FLOAT = np.dtype("float32")
@@ -28,22 +25,6 @@ SHARD, COPIES, OPPOSITE = "shard", "copies", "opposite"
 
 LOSSES = 16.0
 """Bytes of the sums of losses and samples."""
-
-
-def links_of(platform: Platform, ranks: int) -> Links:
-    """Return the links of a platform for a group of ranks."""
-    messages, between, inside = platform.messages, platform.between(ranks), platform.messages.inside
-    return Links(
-        latency=between.latency,
-        bandwidth=between.bandwidth,
-        card=between.shared or between.bandwidth,
-        local_latency=inside.latency,
-        local_bandwidth=inside.bandwidth,
-        local_capacity=inside.shared or float("inf"),
-        add=1 / messages.add if messages.add else 0.0,
-        overhead=messages.call * platform.slowdown(ranks),
-        copy=1 / messages.copy if messages.copy else 0.0,
-    )
 
 
 class MessageCosts:
@@ -60,22 +41,32 @@ class MessageCosts:
         self, platform: Platform, work: Workload, compression: Compression | None = None
     ) -> None:
         self.platform, self.work, self.compression = platform, work, compression
-        self.links = links_of(platform, work.ranks)
-        self.slowdown = platform.slowdown(work.ranks)
+        self.slowdown, messages = platform.slowdown(work.ranks), platform.messages
+        add, copy = (1 / rate if rate else 0.0 for rate in (messages.add, messages.copy))
+        self.processing = Processing(messages.call * self.slowdown, add, copy)
+        self.wires = Wires.of(platform, work.ranks)
         per_host = platform.cluster.ranks_per_host
-        self.axes = {axis: (n, work.stride(axis)) for axis, n in work.axes.items()}
+        axes = {axis: (n, work.stride(axis)) for axis, n in work.axes.items()}
         if work.data > 1:  # ranks with all parts of the state, and those that have the same one
             stride, parts = work.stride("data"), work.parts
-            self.axes |= {SHARD: (parts, stride), COPIES: (work.data // parts, parts * stride)}
+            axes |= {SHARD: (parts, stride), COPIES: (work.data // parts, parts * stride)}
         schedule, stages = work.pipeline_schedule, work.stages
         if stages > 1 and len(placement(schedule, stages).paths) > 1:  # with the same stages
-            self.axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
-        self.groups = {
-            axis: Placement.along(*own, per_host, work.ranks) for axis, own in self.axes.items()
-        }
+            axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
+        self.groups = {axis: Groups(*own, per_host, work.ranks) for axis, own in axes.items()}
         if work.stages > 1 and SHARD in self.groups:  # stages gather at different times
-            self.groups[SHARD] = self.groups[SHARD]._replace(sharing=1, together=1)
+            self.groups[SHARD] = self.groups[SHARD]._replace(alone=True)
         self.sum = lru_cache(maxsize=None)(self._sum)
+
+    def _rows(self, pattern: str, axis: str) -> tuple[Row, ...]:
+        return rows_of(pattern, self.groups[axis], self.wires)
+
+    def _rounds(
+        self, pattern: str, axis: str, nbytes: float, parts: float = 1.0
+    ) -> tuple[Round, ...]:
+        """Return the rounds of a pattern along an axis, of an array of so many bytes."""
+        rows = self._rows(pattern, axis) if nbytes else ()
+        return tuple(self.processing.round(row, nbytes, parts=parts) for row in rows)
 
     # -- collectives of layers --------------------------------------------------------------------
 
@@ -84,65 +75,47 @@ class MessageCosts:
         nbytes = max(start.nbytes.at(samples), 0.0)
         if start.operation == "allreduce":
             return self.allreduce(start.axis, nbytes)
-        group = self.groups[start.axis]
-        if start.messages <= 2 < group.ranks:
-            return self._halo(start, samples, group)
-        return self._to_all(start.messages, nbytes, start.axis)
+        if start.operation == "neighbours":  # up to two, to which messages are sent together
+            to_each = max(start.largest.at(samples), nbytes / min(max(start.messages, 1), 2))
+            return self._rounds("neighbours", start.axis, to_each, start.messages / 2)
+        return self._to_all(nbytes, start.axis, start.messages)
 
-    def _halo(self, start: Start, samples: float, group: Placement) -> tuple[Round, ...]:
-        """Messages to neighbours; those at the end of a host leave it, one in each direction."""
-        largest = max(start.largest.at(samples), 0.0)
-        terms = Terms(1, 1, 0, start.messages)
-        if group.hosts == 1:
-            total = max(start.nbytes.at(samples), 0.0)
-            return self._rounds(Placed(terms, NONE), total, group)
-        leaving = 2.0 if group.per_host == 1 and start.messages == 2 else 1.0
-        sent = terms._replace(sent=leaving)
-        placed = Placed(NONE, sent, leaving)
-        return self._rounds(placed, largest, group, self._stretch("neighbours", start.axis))
-
-    def _to_all(self, messages: int, nbytes: float, axis: str) -> tuple[Round, ...]:
-        """A message to each other rank of the group, all at the same time."""
-        group = self.groups[axis]
-        if not messages:
-            return ()
-        others, inside = group.ranks - 1, group.per_host - 1
-        near, far = inside / others, (others - inside) / others
-        local = Terms(1, near, 0, messages * near) if near else NONE
-        between = Terms(1, far * group.per_host, 0, messages * far) if far else NONE
-        flows = max(group.per_host * messages * far, 1.0)
-        placed, further = Placed(local, between, flows), self._stretch("to_all", axis)
-        return self._rounds(placed, nbytes, group, further, together=True)
+    def _to_all(self, nbytes: float, axis: str, messages: int = 0) -> tuple[Round, ...]:
+        """Messages to all other ranks of the group at the same time, of `nbytes` together."""
+        ranks, others = self.groups[axis].ranks, max(self.groups[axis].ranks - 1, 1)
+        parts = (messages or others) / others
+        return self._rounds("to_all", axis, nbytes * ranks / others, parts)
 
     # -- sums -------------------------------------------------------------------------------------
 
     def allreduce(self, axis: str, nbytes: float) -> tuple[Round, ...]:
         """Return the rounds of a sum along an axis, by the rule for the hosts of its ranks."""
-        group = self.groups[axis]
-        if group.ranks == 1 or not nbytes:
+        groups = self.groups[axis]
+        if groups.ranks == 1 or not nbytes:
             return ()
-        hosts = [rank // group.per_host for rank in range(group.ranks)]
-        return self.sum(choose(hosts, round(nbytes), FLOAT), nbytes, axis)
+        return self.sum(choose(groups.places, round(nbytes), FLOAT), nbytes, axis)
 
     def _sum(self, name: str, nbytes: float, axis: str) -> tuple[Round, ...]:
         """Return the rounds of a sum along an axis by an algorithm; `sum` keeps them."""
-        group = self.groups[axis]
         if name == VENDOR:
             return self._library("allreduce", nbytes, axis)
-        placed = formulas.allreduce_terms(name, group)
-        return self._rounds(placed, nbytes, group, self._stretch(name, axis))
+        return self._rounds(name, axis, nbytes)
 
     def _library(self, kind: str, nbytes: float, axis: str) -> tuple[Round, ...]:
         """Return a collective of the MPI library, which needs no calls between its rounds."""
-        group, further = self.groups[axis], self._stretch("halving_doubling", axis)
-        terms = formulas.library_terms(kind, group.ranks)
-        placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
-        local, between = formulas.phases(placed, nbytes, self.links, group, further)
-        latency, transfer = local.latency + between.latency, local.transfer + between.transfer
-        work, rate = self.links.overhead, self.platform.messages.allreduce
-        if kind == "allreduce" and group.hosts == 1 and rate:  # processors add and copy
-            transfer, work = 0.0, work + self.slowdown * nbytes * (1 - 1 / group.ranks) / rate
-        return (Round(latency, transfer, work),)
+        groups, rate = self.groups[axis], self.platform.messages.allreduce
+        if groups.ranks == 1:
+            return ()
+        rounds, sent = library_terms(kind, groups.ranks)
+        work, rows = self.processing.call, self._rows("around", axis)
+        if groups.hosts > 1:  # messages inside hosts are not the slowest
+            latency, transfer = max(row.latency for row in rows), max(rows[0].alone, rows[0].shared)
+        else:
+            latency, transfer = rows[0].local_latency, rows[0].local
+        transfer *= nbytes * sent
+        if kind == "allreduce" and groups.hosts == 1 and rate:  # processors add and copy
+            transfer, work = 0.0, work + self.slowdown * nbytes * (1 - 1 / groups.ranks) / rate
+        return (Round(rounds * latency, transfer, work),)
 
     def along_data(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds in which gradients are exchanged along "data" while backward runs."""
@@ -150,7 +123,7 @@ class MessageCosts:
         if group is None or group.ranks == 1 or "data" not in bucket.group:
             return ()
         if self.compression is not None:
-            return self._compressed(bucket, group, self.compression)
+            return self._compressed(bucket, group.ranks, self.compression)
         if self.work.scheme == "sharded":
             return ()  # exchanged by the update
         if self.waits:
@@ -160,16 +133,15 @@ class MessageCosts:
         return self.allreduce("data", bucket.nbytes)
 
     def _compressed(
-        self, bucket: BucketOutline, group: Placement, compression: Compression
+        self, bucket: BucketOutline, ranks: int, compression: Compression
     ) -> tuple[Round, ...]:
-        work = Round(0.0, 0.0, compression.work(bucket, group.ranks))
+        work = Round(0.0, 0.0, compression.work(bucket, ranks))
         rounds: list[Round] = [work]
         for nbytes in compression.messages(bucket):
             if compression.adds:
                 rounds += self.allreduce("data", nbytes)
             else:
-                others = group.ranks - 1
-                rounds += self._to_all(others, nbytes * others, "data")
+                rounds += self._to_all(nbytes * (ranks - 1), "data")
         return tuple(rounds)
 
     @property
@@ -193,7 +165,7 @@ class MessageCosts:
     def gather(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds in which ranks receive the parameters of which they have a part."""
         others = self.groups[SHARD].ranks - 1
-        return self._to_all(others, bucket.nbytes * others / (others + 1), SHARD)
+        return self._to_all(bucket.nbytes * others / (others + 1), SHARD)
 
     @property
     def losses(self) -> tuple[Round, ...]:
@@ -208,46 +180,9 @@ class MessageCosts:
 
     def stage(self, nbytes: Sequence[float]) -> float:
         """Return the time of the messages from one stage of a pipeline to the next, in s."""
-        group, total = self.groups["pipeline"], sum(nbytes)
-        flows = total / max(nbytes) if total else 1.0  # the longest message is the last to arrive
-        terms = Terms(1, 1, 0, flows)
-        placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms, flows)
-        rounds = self._rounds(placed, total, group, self._stretch("to_next", "pipeline"))
-        return duration(rounds) - 2 * flows * self.links.overhead  # part of the stages' time
-
-    # -- rounds -----------------------------------------------------------------------------------
-
-    def _stretch(self, pattern: str, axis: str) -> Stretch:
-        """Return the factors of the platform's topology on the messages of a pattern."""
-        if self.groups[axis].hosts == 1:
-            return PLAIN
-        return stretch(pattern, self.platform, self.work.ranks, *self.axes[axis])
-
-    def _rounds(
-        self,
-        placed: Placed,
-        nbytes: float,
-        group: Placement,
-        further: Stretch = PLAIN,
-        *,
-        together: bool = False,
-    ) -> tuple[Round, ...]:
-        """Return rounds of equal length: half of the local ones, those between hosts, the rest.
-
-        With `together` the messages inside hosts and between them begin at the same time.
-        """
-        local, between = formulas.phases(placed, nbytes, self.links, group, further)
-        if together:
-            latency, transfer = map(max, zip(local[1:3], between[1:3], strict=True))
-            return (Round(latency, transfer, local.work + between.work),)
-        inside, outside = (
-            [Round(*(value / part.rounds for value in part[1:]))] * ceil(part.rounds)
-            if part.rounds
-            else []
-            for part in (local, between)
-        )
-        half = (len(inside) + 1) // 2
-        return (*inside[:half], *outside, *inside[half:])
+        processing = self.processing._replace(call=0.0)  # calls are part of the stages' time
+        (row,) = self._rows("to_next", PIPELINE)
+        return sum(processing.round(row, sum(nbytes), max(nbytes, default=0.0)))
 
 
 def duration(rounds: Sequence[Round]) -> float:

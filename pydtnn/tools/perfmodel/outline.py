@@ -72,7 +72,7 @@ class Start:
     number : int
         Identifies the operation in its pass.
     node : str
-    operation : {"allreduce", "messages"}
+    operation : {"allreduce", "messages", "neighbours"}
     axis : str
         Axis of the mesh.
     nbytes : Linear

@@ -20,9 +20,9 @@ from pydtnn.tools.perfmodel import timing
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
 from pydtnn.tools.perfmodel.dry_step import DryStep
-from pydtnn.tools.perfmodel.formulas import Placement
 from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
 from pydtnn.tools.perfmodel.outline import Outline
+from pydtnn.tools.perfmodel.patterns import Groups
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import (
     LayerTime,
@@ -151,7 +151,7 @@ class Projector:
         own, per_host = work.axes.get(axis, 1), self.platform.cluster.ranks_per_host
         if own == 1:
             return False
-        return Placement.along(own, work.stride(axis), per_host, work.ranks).hosts > 1
+        return Groups(own, work.stride(axis), per_host, work.ranks).hosts > 1
 
     def check(self, work: Workload) -> None:
         """Raise ValueError if there is no formula for a value of a field."""
@@ -251,7 +251,7 @@ class Projector:
                 passes[stage, n] = one = timing.pass_time(table, messages, n, part)
                 sides = zip((-1, 1), values, strict=True)
                 far = [len(v) for to, v in sides if v and owners.of(stage) != owners.of(stage + to)]
-                calls = sum(far) * messages.links.overhead  # of each value
+                calls = sum(far) * messages.processing.call  # of each value
                 back, ahead = (messages.stage([n * each for each in side]) for side in values)
                 times[stage, n] = StageTime(
                     one.forward + calls, one.backward + calls, ahead, back, one.parameters

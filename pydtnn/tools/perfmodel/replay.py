@@ -23,7 +23,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
 from pydtnn.comm.schedules.network import Network
-from pydtnn.tools.perfmodel.compute.base import ComputeCosts
+from pydtnn.tools.perfmodel.compute.base import NoCosts
 from pydtnn.tools.perfmodel.oracle.what_if import change
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual.clock import RankClock
@@ -37,13 +37,6 @@ from pydtnn.utils.units import align
 
 SHORT = 1024
 """Bytes up to which an array of a sum is taken to be of float64."""
-
-
-class Recorded(ComputeCosts):
-    """No costs of segments: the computation is that of the trace."""
-
-    def seconds(self, label: Any, layer: Any, batch: int) -> float:
-        return 0.0
 
 
 class Replay:
@@ -117,7 +110,7 @@ class Replay:
             return own.run(ranks[comm.rank], stops[:, comm.rank].tolist())
 
         try:
-            run = run_virtual(program, network=network, costs=Recorded(), processor=processor)
+            run = run_virtual(program, network=network, costs=NoCosts(), processor=processor)
         except RuntimeError as error:
             raise ValueError(
                 f"replay: the recorded calls of the ranks do not match: {error}; record whole steps"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.virtual import sum_seconds
 from tests.tools.perfmodel.patterns import PATTERNS
 from tests.tools.perfmodel.simgrid_times import REASON, interpreter, simulate
 
@@ -53,5 +53,5 @@ def test_a_pattern_takes_as_long_as_in_simgrid(path, pattern, ranks):
     cluster = Platform.load(path).cluster
     if ranks > cluster.hosts * cluster.ranks_per_host:
         pytest.skip("the platform is smaller")
-    found = cost(PATTERNS[pattern], NBYTES, network(path, ranks))
+    found = sum_seconds(PATTERNS[pattern], NBYTES, network(path, ranks))
     assert found == pytest.approx(simgrid(path, pattern, ranks), rel=SAME)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import ALL, Group, Rounds, receive, send
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
+from pydtnn.tools.perfmodel.patterns import Groups, Wires, rows_of
 from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.tools.perfmodel.stretch import stretch
 from pydtnn.tools.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
+from pydtnn.tools.perfmodel.virtual import sum_seconds
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE
 from pydtnn.tools.perfmodel.virtual.steps import time_steps
 from pydtnn.training.workload import Workload
@@ -99,7 +99,7 @@ def across(group: Group) -> Rounds:
     ],
 )
 def test_links_of_a_topology_are_shared_and_have_latencies(topology, seconds):
-    assert cost(across, 10**8, network(topology)) == pytest.approx(1e-6 + seconds, rel=1e-3)
+    assert sum_seconds(across, 10**8, network(topology)) == pytest.approx(1e-6 + seconds, rel=1e-3)
     slow = network(replace(topology, hop=1e-3))
     links = [len(topology.path(0, host)) - 1 for host in (1, topology.hosts - 1)]
     latencies = [slow.route(0, host).latency for host in (1, topology.hosts - 1)]
@@ -113,7 +113,9 @@ def test_rails_are_networks_of_their_own():
     assert net.route(0, 5) == net.route(0, 4)  # the sender determines the rail
     assert net.route(0, 1).links == ()
     single = replace(platform, messages=replace(platform.messages, rails=1)).network(64)
-    assert cost(across, 10**8, platform.network(64)) < 0.3 * cost(across, 10**8, single)
+    assert sum_seconds(across, 10**8, platform.network(64)) < 0.3 * sum_seconds(
+        across, 10**8, single
+    )
 
 
 @each("path", sorted(EXAMPLES.glob("*.yaml")))
@@ -122,18 +124,20 @@ def test_closed_formulas_and_virtual_ranks_agree_on_a_topology(path):
     platform = Platform.load(path)
     platform = replace(platform, messages=replace(platform.messages, call=0.0, add=None))
     costs = MessageCosts(platform, Workload("cnn", (12, 12, 1), 10, 4 * ranks, {"data": ranks}))
-    expected = cost("hierarchical", 1 << 20, platform.network(ranks))
+    expected = sum_seconds("hierarchical", 1 << 20, platform.network(ranks))
     found = duration(costs.sum("hierarchical", 1 << 20, "data"))
     assert found == pytest.approx(expected, rel=0.02)
 
 
 def test_messages_to_all_others_meet_at_the_links_between_switches():
-    """Of each of two ranks below a switch, two quarters leave it; a card has three quarters."""
+    """Both ranks below a switch send two quarters across it; a card has three quarters."""
     platform = Platform.load("cpu-10gbit")
     tree = FatTree(down=(2, 2), up=(1,), hop=platform.messages.between.latency)
     platform = replace(platform, topology=tree, cluster=replace(platform.cluster, hosts=4))
-    found = stretch("to_all", platform, 4, 4, 1)
-    assert found == pytest.approx((3, 4 / 3))
+    (row,) = rows_of("to_all", Groups(4, 1, 1, 4), Wires.of(platform, 4))
+    between = platform.messages.between
+    assert row.latency == pytest.approx(3 * between.latency)
+    assert row.shared == pytest.approx(1 / between.bandwidth)
 
 
 def test_slower_ranks_delay_a_step_in_both_predictors():

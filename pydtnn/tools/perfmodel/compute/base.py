@@ -73,3 +73,12 @@ class ComputeCosts(ABC):
     def on(self, platform: Platform) -> ComputeCosts:
         """Return the costs on another platform; the same if they are not those of a platform."""
         return self
+
+
+class NoCosts(ComputeCosts):
+    """Computation takes no time, or not that of segments."""
+
+    constant = True
+
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        return 0.0

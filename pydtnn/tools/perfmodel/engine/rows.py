@@ -2,16 +2,16 @@
 
 A row contains the messages that depend only on those of earlier rows. Each starts when both of its
 ranks have ended their earlier messages, and takes the time that it takes if all messages of the row
-start together. This is the simulation of `pydtnn.comm.schedules.cost` where ranks progress
-together; it neither overlaps the chunks of long arrays nor messages of different rows.
+start together. This is the time of virtual ranks that progress together; it neither overlaps the
+chunks of long arrays nor messages of different rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, lru_cache
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,29 +130,62 @@ def _seconds(network: Network, pairs: Sequence[Pair], shares: np.ndarray) -> np.
     return seconds
 
 
-Messages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Senders, receivers, lengths, and lengths that are added, of the messages of a row."""
+class Messages(NamedTuple):
+    """Messages of a row.
+
+    Attributes
+    ----------
+    senders, receivers : ndarray of int
+    shares, adds : ndarray of float
+        Lengths, and lengths that are added, in arrays.
+    """
+
+    senders: np.ndarray
+    receivers: np.ndarray
+    shares: np.ndarray
+    adds: np.ndarray
 
 
-def messages_by_row(algorithm: str | Algorithm, hosts: Sequence[Hashable]) -> list[Messages]:
-    """Return the messages of each row."""
+@lru_cache(maxsize=64)
+def messages_by_row(
+    algorithm: str | Algorithm, hosts: tuple[Hashable, ...]
+) -> tuple[Messages, ...]:
+    """Return the messages of each row.
+
+    Of more than `MAX_ROUND_BY_ROUND` ranks, those of rank 0 stand for all if the others have the
+    same ones with all peers turned around by their numbers, or with the bits of these exchanged;
+    equal rows are one object then.
+    """
     ranks = len(hosts)
     if ranks > MAX_ROUND_BY_ROUND:
         own = rounds(algorithm, 0, hosts)
-        if all(_is_turned(own, algorithm, rank, hosts) for rank in _samples(ranks)):
-            return [_turned(one, ranks) for one in own if any(step.send for step in one)]
+        others = {rank: rounds(algorithm, rank, hosts) for rank in _samples(ranks)}
+        for peer_of in (lambda peer, rank: (peer + rank) % ranks, lambda peer, rank: peer ^ rank):
+            if all(_is_moved(own, moved, rank, peer_of) for rank, moved in others.items()):
+                known: dict[Hashable, Messages] = {}
+                facts = (tuple(sorted(_facts(one))) for one in own if any(s.send for s in one))
+                return tuple(
+                    known.setdefault(one, known.get(one) or _moved(one, ranks, peer_of))
+                    for one in facts
+                )
     found: dict[int, list[tuple[int, int, float, float]]] = {}
     for message in timeline([rounds(algorithm, rank, hosts) for rank in range(ranks)]).messages:
         length = _length(message.part)
         added = length if message.op == "sum" else 0.0
         entry = message.sender, message.receiver, length, added
         found.setdefault(message.row, []).append(entry)
-    return [_columns(found[row]) for row in sorted(found)]
+    return tuple(_columns(found[row]) for row in sorted(found))
+
+
+Facts = tuple[int, float, float, str]
+"""Peer, lengths and operation of a step."""
+
+PeerOf = Callable[[Any, Any], Any]
+"""Returns the peer of a rank, from that of rank 0 and its number."""
 
 
 def _columns(rows: Sequence[tuple[int, int, float, float]]) -> Messages:
-    senders, receivers, shares, adds = zip(*rows, strict=True)
-    return np.array(senders), np.array(receivers), np.array(shares), np.array(adds)
+    return Messages(*map(np.array, zip(*rows, strict=True)))
 
 
 def _samples(ranks: int) -> tuple[int, ...]:
@@ -160,37 +193,29 @@ def _samples(ranks: int) -> tuple[int, ...]:
     return 1, 2, 3, ranks // 3, ranks // 2, ranks - 2, ranks - 1
 
 
-def _is_turned(
-    own: Sequence[Round], algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]
-) -> bool:
-    """Return whether a rank has the rounds of rank 0, with all peers `rank` places further."""
-    other, ranks = rounds(algorithm, rank, hosts), len(hosts)
-    return len(own) == len(other) and all(
-        _facts(mine, 0, ranks) == _facts(its, rank, ranks)
-        for mine, its in zip(own, other, strict=True)
+def _is_moved(own: Sequence[Round], moved: Sequence[Round], rank: int, peer_of: PeerOf) -> bool:
+    """Return whether a rank has the rounds of rank 0, with other peers."""
+    return len(own) == len(moved) and all(
+        sorted((peer_of(peer, rank), *rest) for peer, *rest in _facts(mine)) == sorted(_facts(its))
+        for mine, its in zip(own, moved, strict=True)
     )
 
 
-def _facts(steps: Round, rank: int, ranks: int) -> list[tuple[int, float, float, str]]:
-    """Return relative peer, lengths and operation of each step."""
-    return [
-        ((one.peer - rank) % ranks, _length(one.send), _length(one.receive), one.op)
-        for one in steps
-    ]
+def _facts(steps: Round) -> list[Facts]:
+    return [(one.peer, _length(one.send), _length(one.receive), one.op) for one in steps]
 
 
 def _length(part: Part | None) -> float:
     return 0.0 if part is None else float(part.stop - part.start)
 
 
-def _turned(steps: Round, ranks: int) -> Messages:
-    """Return the messages of all ranks in a round that is that of rank 0, turned."""
+def _moved(steps: Sequence[Facts], ranks: int, peer_of: PeerOf) -> Messages:
+    """Return the messages of all ranks in a round that is that of rank 0, with other peers."""
     everyone = np.arange(ranks)
-    sent = [(step.peer, _length(step.send)) for step in steps if step.send]
-    receives = [step for step in steps if step.receive and step.op == "sum"]
-    added = {step.peer: _length(step.receive) for step in receives}
-    senders = np.concatenate([everyone for _ in sent])
-    receivers = np.concatenate([(everyone + peer) % ranks for peer, _ in sent])
-    shares = np.repeat([length for _, length in sent], ranks)
-    adds = np.repeat([added.get(-peer % ranks, 0.0) for peer, _ in sent], ranks)
-    return senders, receivers, shares, adds
+    columns = [
+        (peer_of(peer, everyone), everyone, np.full(ranks, length), np.full(ranks, added))
+        for peer, _, length, op in steps
+        if length
+        for added in (length if op == "sum" else 0.0,)
+    ]
+    return Messages(*map(np.concatenate, zip(*columns, strict=True)))

@@ -217,7 +217,8 @@ class LayerOptions:
     def _messages(self, nbytes: float, count: int) -> float:
         """Return the time of messages from each rank to `count` others, `nbytes` in total."""
         each = Linear(nbytes / count, 0.0)
-        start = Start(0, "", "messages", AXIS, Linear(nbytes, 0.0), each, count)
+        kind = "messages" if count >= self.ranks - 1 else "neighbours"
+        start = Start(0, "", kind, AXIS, Linear(nbytes, 0.0), each, count)
         return duration(self.messages.layer(start, 0))
 
     def _exchange_seconds(self, before: State, after: State, nbytes: float) -> float:

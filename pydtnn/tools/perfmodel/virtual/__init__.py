@@ -2,6 +2,6 @@
 
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.processor import Processor
-from pydtnn.tools.perfmodel.virtual.run import VirtualRun, run_virtual
+from pydtnn.tools.perfmodel.virtual.run import VirtualRun, run_virtual, sum_seconds
 
-__all__ = ["Processor", "SharedCores", "VirtualRun", "run_virtual"]
+__all__ = ["Processor", "SharedCores", "VirtualRun", "run_virtual", "sum_seconds"]

@@ -17,7 +17,7 @@ from pydtnn.comm.traffic import Traffic
 from pydtnn.tools.perfmodel.engine.engine import Completion, Engine
 from pydtnn.tools.perfmodel.engine.post import PostOffice
 from pydtnn.tools.perfmodel.engine.processor import Processor
-from pydtnn.tools.perfmodel.formulas import library_terms
+from pydtnn.tools.perfmodel.patterns import library_terms
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind
@@ -39,8 +39,8 @@ def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[
     members : sequence of int
         The ranks of the group.
     """
-    terms = library_terms(kind, len(members))
-    if not terms.rounds:
+    rounds, sent = library_terms(kind, len(members))
+    if not rounds:
         return 0.0
     first = [*{network.hosts[rank]: rank for rank in reversed(members)}.values()][::-1]
     if len(first) == 1:
@@ -48,7 +48,7 @@ def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[
     tree = ((first[0], first[distance]) for distance in doublings(len(first)))
     routes = [network.route(*pair) for pair in (*pairwise(first), *tree)]
     latency = max(route.latency for route in routes)
-    return terms.rounds * latency + terms.sent * nbytes / min(route.bandwidth for route in routes)
+    return rounds * latency + sent * nbytes / min(route.bandwidth for route in routes)
 
 
 PIECE = 1 << 16

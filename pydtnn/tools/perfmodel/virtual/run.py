@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.schedules import Algorithm
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import be_rank, start_ranks
-from pydtnn.tools.perfmodel.compute.base import ComputeCosts
+from pydtnn.tools.perfmodel.compute.base import ComputeCosts, NoCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.engine import Engine
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.virtual.clock import RankClock
 from pydtnn.tools.perfmodel.virtual.communicator import Group, VirtualCommunicator
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
-from pydtnn.utils.clock import use
+from pydtnn.utils.clock import now, use
 
 IDLE = Processor()
 """A processor that messages cost nothing."""
@@ -104,3 +109,21 @@ def run_virtual(
     if engine.failure is not None:
         raise engine.failure
     return VirtualRun(results, [engine.clock(rank) for rank in range(ranks)])
+
+
+def sum_seconds(algorithm: str | Algorithm, nbytes: int, network: Network) -> float:
+    """Return the time of an allreduce whose ranks start together, by one of its algorithms, in s.
+
+    >>> network = Network.create("abcd", latency=1e-4, bandwidth=1e8)
+    >>> round(sum_seconds("ring", 4_000_000, network), 6)  # 2 (P-1) (1e-4 + 1e6 / 1e8)
+    0.0606
+    """
+
+    def program(comm: Communicator) -> float:
+        scheduled = create_allreduce(algorithm, comm)
+        comm.barrier()
+        begin = now()
+        scheduled.allreduce(np.zeros(nbytes, "uint8"))
+        return now() - begin
+
+    return max(run_virtual(program, network=network, costs=NoCosts()).results)

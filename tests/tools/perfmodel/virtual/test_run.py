@@ -10,7 +10,6 @@ import pytest
 
 from pydtnn.comm import Communicator, create_communicator, run_threads
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.training.trainer import Trainer
@@ -25,24 +24,16 @@ def virtual(function: Any, hosts: str, *args: Any) -> Any:
     return run_virtual(function, *args, network=cluster(hosts), costs=UniformCosts())
 
 
-def sum_by(comm: Communicator, algorithm: str, n: int) -> tuple[float, float]:
-    array = np.full(n, comm.rank, "float32")
-    scheduled = Scheduled(comm, algorithm)
-    comm.barrier()
-    begin = clock.now()
-    scheduled.allreduce(array)
-    return array[0], clock.now() - begin
+def sum_by(comm: Communicator, algorithm: str) -> float:
+    array = np.full(240, comm.rank, "float32")
+    Scheduled(comm, algorithm).allreduce(array)
+    return array[0]
 
 
-@each("hosts", ["aa", "abc", "aabb", "abcdefgh"])
+@each("hosts", ["aa", "abc", "aabb"])
 @each("algorithm", SCHEDULES)
-@each("n", [240, 2_400_000])
-def test_a_sum_by_a_schedule_takes_the_time_of_its_replay(algorithm, hosts, n):
-    result = virtual(sum_by, hosts, algorithm, n)
-    assert {total for total, _ in result.results} == {sum(range(len(hosts)))}
-    expected = cost(algorithm, 4 * n, cluster(hosts))
-    measured = max(seconds for _, seconds in result.results)
-    assert measured == pytest.approx(expected, rel=1e-3)  # parts have whole numbers of elements
+def test_virtual_ranks_execute_a_schedule(algorithm, hosts):
+    assert {*virtual(sum_by, hosts, algorithm).results} == {sum(range(len(hosts)))}
 
 
 def test_a_test_is_answered_for_the_time_of_the_rank():

@@ -1,0 +1,321 @@
+"""Patterns of messages, schedules among them, as rounds on the links of a platform.
+
+A pattern is an algorithm of `pydtnn.comm.schedules`: the messages of each rank. Those that depend
+only on earlier ones form a row (`pydtnn.tools.perfmodel.engine.rows`), in which they start
+together: the busiest link, and the longest message, determine its time. All groups along an axis of
+a mesh communicate at the same time, over the cards of hosts and the links of a topology.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from pydtnn.comm.schedules import SCHEDULES, Algorithm
+from pydtnn.comm.schedules.algorithms import binomial_tree, halving_doubling, ring
+from pydtnn.comm.schedules.steps import (
+    ALL,
+    Group,
+    Rounds,
+    Step,
+    doublings,
+    over,
+    part,
+    receive,
+    send,
+)
+from pydtnn.tools.perfmodel.engine.rows import Messages, messages_by_row
+from pydtnn.tools.perfmodel.overlap import Round
+from pydtnn.tools.perfmodel.platform import Link, Platform
+from pydtnn.tools.perfmodel.topology import Topology
+
+LIBRARY = {"allreduce": 2.0, "reduce_scatter": 1.0, "allgather": 1.0, "broadcast": 1.0}
+"""How many times (P - 1) / P of an array's bytes pass the slowest link in a call of an MPI library;
+others pass none."""
+
+
+def library_terms(kind: str, ranks: int) -> tuple[int, float]:
+    """Return the latencies of a collective call of an MPI library, of a tree, and its bytes.
+
+    >>> library_terms("allgather", 4)
+    (2, 0.75)
+    """
+    return (ranks - 1).bit_length(), LIBRARY.get(kind, 0.0) * (ranks - 1) / ranks
+
+
+# -- patterns -------------------------------------------------------------------------------------
+
+
+def neighbours(group: Group) -> Rounds:
+    """Messages to both neighbours in a line of ranks, as those of halos."""
+    near = [k for k in (group.rank - 1, group.rank + 1) if 0 <= k < group.size]
+    yield tuple(Step(peer, ALL, ALL, "copy") for peer in near)
+
+
+def to_next(group: Group) -> Rounds:
+    """A message to the next rank, as those of the stages of a pipeline."""
+    r, p = group.rank, group.size
+    yield (
+        *(send(k, ALL) for k in (r + 1,) if k < p),
+        *(receive(k, ALL) for k in (r - 1,) if k >= 0),
+    )
+
+
+def to_all(group: Group) -> Rounds:
+    """A message to each other rank, of a part of the array."""
+    r, p = group.rank, group.size
+    others = [k for k in range(p) if k != r]
+    yield (*(send(k, part(k, p)) for k in others), *(receive(k, part(r, p)) for k in others))
+
+
+def around(group: Group) -> Rounds:
+    """Messages around a ring and at the distances of a tree, whose latencies a library has."""
+    r, p = group.rank, group.size
+    for distance in doublings(p):
+        yield send((r + distance) % p, ALL), receive((r - distance) % p, ALL)
+
+
+def leaders(group: Group) -> Rounds:
+    """A reduction in each host, an allreduce of the first ranks of all hosts, and a broadcast."""
+    hosts = group.by_host
+    tree = [*over(group, next(own for own in hosts if group.rank in own), binomial_tree)]
+    odd = len(hosts) & (len(hosts) - 1)  # not a power of two
+    yield from tree[: len(tree) // 2]
+    yield from over(group, [own[0] for own in hosts], ring if odd else halving_doubling)
+    yield from tree[len(tree) // 2 :]
+
+
+OWN: tuple[Algorithm, ...] = (neighbours, to_next, to_all, around, leaders)
+
+PATTERNS: dict[str, Algorithm] = {**SCHEDULES, **{one.__name__: one for one in OWN}}
+"""Patterns of messages by name."""
+
+
+# -- places ---------------------------------------------------------------------------------------
+
+
+class Groups(NamedTuple):
+    """The groups of ranks along an axis of a mesh.
+
+    Attributes
+    ----------
+    ranks : int
+        Of a group.
+    stride : int
+        Distance between them: the product of the axes after this one.
+    per_host : int
+        Ranks of all groups on a host, next to each other.
+    total : int
+        Ranks of the job.
+    alone : bool
+        Whether a group communicates while others do not.
+    """
+
+    ranks: int
+    stride: int
+    per_host: int
+    total: int
+    alone: bool = False
+
+    @property
+    def members(self) -> np.ndarray:
+        """The ranks of each group, (groups, ranks): of groups on the most hosts, which are last."""
+        return _members(self)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The host of each rank of one of them."""
+        return tuple((self.members[0] // self.per_host).tolist())
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts of one of them."""
+        return len({*self.places})
+
+
+@lru_cache(maxsize=256)
+def _members(groups: Groups) -> np.ndarray:
+    numbers = np.arange(groups.total).reshape(-1, groups.ranks, groups.stride)
+    every = numbers.transpose(0, 2, 1).reshape(-1, groups.ranks)
+    changes = np.diff(np.sort(every // groups.per_host, axis=1), axis=1) > 0
+    spread = changes.sum(axis=1)
+    widest = every[spread == spread.max()]
+    return widest[:1] if groups.alone else widest
+
+
+class Wires(NamedTuple):
+    """What messages pass through.
+
+    Attributes
+    ----------
+    inside, between : Link
+        Inside a host and between hosts.
+    topology : Topology or None
+    rails : int
+        Network cards of a host.
+    """
+
+    inside: Link
+    between: Link
+    topology: Topology | None
+    rails: int
+
+    @classmethod
+    def of(cls, platform: Platform, ranks: int) -> Wires:
+        """Return those of a job of so many ranks."""
+        messages = platform.messages
+        return cls(messages.inside, platform.between(ranks), platform.topology, messages.rails)
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """Costs of messages that start together.
+
+    Attributes
+    ----------
+    latency : float
+        Of messages between hosts in s, 0 if there are none.
+    alone, shared : float
+        Time for each byte of the array in s/B of the longest message on its own, and on the busiest
+        card or link.
+    local_latency, local : float
+        Latency, and time for each byte, of messages inside a host.
+    calls, added, copied : float
+        Messages that the rank with the most of all rows sends and receives; what a rank adds, and
+        what it sends to other hosts, in arrays.
+    """
+
+    latency: float = 0.0
+    alone: float = 0.0
+    shared: float = 0.0
+    local_latency: float = 0.0
+    local: float = 0.0
+    calls: float = 0.0
+    added: float = 0.0
+    copied: float = 0.0
+
+    def link(self, nbytes: float, largest: float | None = None) -> tuple[float, float]:
+        """Return the latency, and the time for which the link is busy, in s.
+
+        `largest` is the length of the longest of several arrays that are sent together.
+        """
+        inside = self.local * nbytes
+        if not self.shared:
+            return self.local_latency, inside
+        longest = self.alone * (nbytes if largest is None else largest)
+        transfer = max(longest, self.shared * nbytes)
+        return self.latency, max(transfer, self.local_latency + inside - self.latency)
+
+
+class Processing(NamedTuple):
+    """Time of the processor for a message in s, and for a byte that it adds or copies in s/B."""
+
+    call: float = 0.0
+    add: float = 0.0
+    copy: float = 0.0
+
+    def round(
+        self, row: Row, nbytes: float, largest: float | None = None, parts: float = 1.0
+    ) -> Round:
+        """Return the round of a row, each message of which is sent in several parts."""
+        work = parts * self.call * row.calls
+        work += nbytes * (self.add * row.added + self.copy * row.copied)
+        return Round(*row.link(nbytes, largest), work)
+
+
+@lru_cache(maxsize=4096)
+def rows_of(pattern: str, groups: Groups, wires: Wires) -> tuple[Row, ...]:
+    """Return the costs of the rows of a pattern, of all groups at the same time."""
+    members = groups.members
+    places = members // groups.per_host
+    kinds, own = np.unique(places - places[:, :1], axis=0, return_inverse=True)
+    layouts = [tuple(kind.tolist()) for kind in kinds]
+    tables = [messages_by_row(PATTERNS[pattern], layout) for layout in layouts]
+    known: dict[tuple[int, ...], tuple[Row, np.ndarray]] = {}
+    found = []
+    for k in range(max(map(len, tables))):
+        rows = [(i, table[k]) for i, table in enumerate(tables) if k < len(table)]
+        key = tuple(id(row) for _, row in rows)
+        if key not in known:
+            ones = [_numbered(row, members[own.ravel() == i]) for i, row in rows]
+            together = Messages(*map(np.concatenate, zip(*ones, strict=True)))
+            known[key] = _row(together, groups.per_host, wires), _work(together, groups)
+        found.append(known[key])
+    if not found:
+        return ()
+    busiest = np.sum([work for _, work in found], axis=0).argmax(axis=1)
+    parts = (work[range(len(work)), busiest].tolist() for _, work in found)
+    return tuple(
+        row._replace(**dict(zip(WORK, part, strict=True)))
+        for (row, _), part in zip(found, parts, strict=True)
+    )
+
+
+def _numbered(row: Messages, members: np.ndarray) -> Messages:
+    """Return the messages of a row in all groups, with the numbers of ranks in the job."""
+    ends = (members[:, one].ravel() for one in row[:2])
+    return Messages(*ends, *(np.tile(one, len(members)) for one in row[2:]))
+
+
+WORK = ("calls", "added", "copied")
+
+
+def _work(row: Messages, groups: Groups) -> np.ndarray:
+    """Return the `WORK` of each rank, (kinds, ranks)."""
+    senders, receivers, shares, adds = row
+    far = senders // groups.per_host != receivers // groups.per_host
+    kinds: tuple[tuple[np.ndarray, np.ndarray | None], ...] = (
+        (np.concatenate([senders, receivers]), None),
+        (receivers, adds),
+        (senders, shares * far),
+    )
+    return np.stack([np.bincount(keys, amounts, groups.total) for keys, amounts in kinds])
+
+
+def _row(row: Messages, per_host: int, wires: Wires) -> Row:
+    senders, receivers, shares, _ = row
+    here, there = senders // per_host, receivers // per_host
+    far, near = here != there, here == there
+    found: dict[str, float] = {}
+    if near.any():
+        inside = wires.inside
+        capacity = _most(here[near], shares[near]) / inside.shared if inside.shared else 0.0
+        found["local_latency"] = inside.latency
+        found["local"] = max(shares[near].max() / inside.bandwidth, capacity)
+    if far.any():
+        between, shares = wires.between, shares[far]
+        rail = senders[far] % per_host % wires.rails
+        ends = np.stack([here[far], there[far]])
+        cards = max(_most(end * wires.rails + rail, shares) for end in ends)
+        further, links = _through(wires, (*ends, rail), shares)
+        found["latency"] = between.latency + further
+        found["alone"] = shares.max() / between.bandwidth
+        found["shared"] = max(cards / (between.shared or between.bandwidth), links)
+    return Row(**{name: float(value) for name, value in found.items()})
+
+
+def _most(keys: np.ndarray, amounts: np.ndarray) -> float:
+    """Return the largest sum of the amounts with the same key."""
+    return float(np.bincount(keys, amounts).max())
+
+
+def _through(wires: Wires, ends: tuple[np.ndarray, ...], shares: np.ndarray) -> tuple[float, float]:
+    """Return the longest latency of a topology, and the time of its busiest link."""
+    if wires.topology is None:
+        return 0.0, 0.0
+    loads: Counter[tuple[int, str]] = Counter()
+    latencies = [0.0]
+    pairs, number = np.unique(np.stack(ends), axis=1, return_inverse=True)
+    for (source, target, rail), share in zip(
+        pairs.T.tolist(), np.bincount(number.ravel(), shares).tolist(), strict=True
+    ):
+        latency, links = wires.topology.route(source, target, wires.between.bandwidth)
+        latencies.append(latency)
+        for name, capacity in links.items():
+            loads[rail, name] += share / capacity
+    return max(latencies), max(loads.values(), default=0.0)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pydtnn.data import CutMix, Mixing, Mixup
-from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.formats import Formats, read_formats
 from pydtnn.parallel.mesh import parse_axes
+from pydtnn.training.capabilities import FEATURES, Feature, conflicts
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.interval import AUTO, DEFAULT_MTBF, parse_interval
 from pydtnn.utils.machine import MAX_THREADS
@@ -685,24 +685,11 @@ class TrainConfig:
                 f"train: --warmup-epochs must be below --epochs {self.epochs}, got "
                 f"{self.warmup_epochs:g}; shorten the warm-up or increase --epochs"
             )
-        if self.resume and self.output_dir is None:
-            raise ValueError(
-                "train: --resume requires the folder of the run to continue; use --resume FOLDER"
-            )
-        if self.evaluate_only and not (self.load or self.resume):
-            raise ValueError(
-                "train: --evaluate-only requires weights; add --load FILE or --resume FOLDER"
-            )
-        if self.quiet and (self.verbose or self.progress in ("bar", "plain")):
-            other = "--verbose" if self.verbose else f"--progress {self.progress}"
-            raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         read_formats(self.model_formats, self.dtype, self.device)
-        self.check_device()
-        self.check_checkpoints()
+        self.check_intervals()
         self.traced_steps()
-        self.check_waits()
-        self._check_partners()
-        self.check_exact()
+        read_axes(self.parallel)
+        check_combinations(self)
 
     @property
     def model_formats(self) -> Formats | None:
@@ -721,47 +708,6 @@ class TrainConfig:
         """Whether `save` is a file of weights, and not a folder with the whole model."""
         return self.save is not None and self.save.endswith(".safetensors")
 
-    def _check_partners(self) -> None:
-        """Raise ValueError if an option has no effect because the option it refers to is unset."""
-        if self.virtual_ranks is not None and self.platform is None:
-            raise ValueError(
-                "train: --virtual-ranks requires --platform; name a platform such as cpu-1gbit, or "
-                "write a file with python -m pydtnn calibrate"
-            )
-        usual, axes = flags(TrainConfig), read_axes(self.parallel)
-        both_auto = self.parallel == self.pipeline_schedule == AUTO
-        for name, partner, missing in (
-            ("shards", "--exact", not self.exact),
-            ("min_ranks", "--survive", not self.survive),
-            ("buddy_interval", "--survive", not self.survive),
-            ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
-            ("plateau_factor", "--plateau", self.plateau is None),
-            ("load_options", "--load", self.load is None),
-            ("stage", "--dataset shards", key_of(self.dataset) != "shards"),
-            ("tensorboard_histograms", "--tensorboard", not self.tensorboard),
-            ("trace_steps", "--trace FOLDER", self.trace is None),
-            ("trace_kernels", "--trace FOLDER", self.trace is None),
-            ("compute", "--virtual-ranks N", self.virtual_ranks is None),
-            ("disturb", "--virtual-ranks N", self.virtual_ranks is None),
-            ("timing_only", "--virtual-ranks N", self.virtual_ranks is None),
-            ("plan", "--parallel", not axes),
-            ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
-            ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes and not both_auto),
-            (
-                "mtbf",
-                "--checkpoint-every auto, --checkpoint-local or --survive",
-                self.checkpoint_every != AUTO and not (self.checkpoint_local or self.survive),
-            ),
-            ("checkpoint_local_every", "--checkpoint-local", self.checkpoint_local is None),
-            (
-                "memory_limit",
-                "--recompute auto",
-                AUTO not in (self.recompute, self.parallel, self.pipeline_schedule),
-            ),
-        ):
-            if missing and getattr(self, name) != usual[name].default:
-                raise ValueError(f"train: {usual[name].label} requires {partner}")
-
     def course(self) -> dict[str, Any]:
         """Return the options that affect the result of training: no paths, ranks or threads."""
         groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download", "stage")
@@ -776,8 +722,8 @@ class TrainConfig:
         chosen = ((Mixup, self.mixup), (CutMix, self.cutmix))
         return tuple(mixing(alpha) for mixing, alpha in chosen if alpha is not None)
 
-    def check_checkpoints(self) -> None:
-        """Raise ValueError if an interval of checkpoints is invalid, or there are two."""
+    def check_intervals(self) -> None:
+        """Raise ValueError if an interval or a factor is invalid."""
         parse_quantity("train: --mtbf", self.mtbf, "s")
         if parse_interval("train: --buddy-interval", self.buddy_interval).epochs:
             raise ValueError(
@@ -785,26 +731,8 @@ class TrainConfig:
                 f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
             )
         parse_interval("train: --checkpoint-local-every", self.checkpoint_local_every)
-        if self.checkpoint_every is None:
-            return
-        parse_interval("train: --checkpoint-every", self.checkpoint_every)
-        usual = flags(TrainConfig)
-        for name in ("checkpoint_epochs", "checkpoint_steps"):
-            if getattr(self, name) != usual[name].default:
-                raise ValueError(
-                    f"train: --checkpoint-every cannot be combined with {usual[name].label}; omit "
-                    "one of them"
-                )
-
-    def check_waits(self) -> None:
-        """Raise ValueError if the factor would name ranks that are not slower."""
-        for label, wrong in (
-            ("--straggler-factor 0, which measures no times", not self.straggler_factor),
-            ("--memory-limit, as the parts of ranks grow", self.memory_limit is not None),
-            ("--device cuda", self.device == "cuda"),
-        ):
-            if self.balance and wrong:
-                raise ValueError(f"train: --balance cannot be combined with {label}")
+        if self.checkpoint_every is not None:
+            parse_interval("train: --checkpoint-every", self.checkpoint_every)
         if 0 < self.straggler_factor < 1:
             raise ValueError(
                 "train: --straggler-factor must be 0 or at least 1, got "
@@ -830,51 +758,99 @@ class TrainConfig:
             )
         return steps
 
-    def check_exact(self) -> None:
-        """Raise ValueError if `--exact` is set and cannot be combined with the other options."""
-        for name, wrong, instead in (
-            ("--global-batch-size", self.global_batch_size is None, "set the number of samples"),
-            ("--accumulation", self.accumulation > 1, "omit it and use more --shards"),
-            ("--compress", self.compress is not None, "omit it"),
-            ("--formats messages", bool(self.message_format), "omit messages"),
-            ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
-        ):
-            if self.exact and wrong:
-                verb = "requires" if self.global_batch_size is None else "cannot be combined with"
-                raise ValueError(f"train: --exact {verb} {name}; {instead}")
 
-    def check_device(self) -> None:
-        """Raise ValueError if an option requires another device, or other options."""
-        cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
-        for wrong, sentence in (
-            (self.comm == "nccl" and not cuda, "--comm nccl requires --device cuda"),
-            (self.cuda_aware and not cuda, "--cuda-aware requires --device cuda"),
-            (self.cuda_aware and self.comm != "mpi", "--cuda-aware requires --comm mpi"),
-            (
-                schedule and cuda and self.comm != "mpi",
-                f"--allreduce {self.allreduce} with --device cuda requires --comm mpi: NCCL has "
-                "its own allreduce",
-            ),
-            (
-                schedule and self.cuda_aware,
-                f"--allreduce {self.allreduce} cannot be combined with --cuda-aware: it sums in "
-                "host memory; omit one of them",
-            ),
-            (self.virtual_ranks and cuda, "--virtual-ranks requires --device cpu or numpy"),
-            (self.survive and cuda, "--survive requires --device cpu or numpy"),
-            (
-                self.survive and self.virtual_ranks,
-                "--survive cannot be combined with --virtual-ranks; omit one of them",
-            ),
-            (
-                self.virtual_ranks and self.loader_threads > 1,
-                "--virtual-ranks makes batches when they are needed; omit --loader-threads",
-            ),
-            (self.tf32 and not cuda, "--tf32 requires --device cuda"),
-            (
-                self.tf32 and self.dtype != "float32",
-                f"--tf32 requires --dtype float32, got {self.dtype}",
-            ),
-        ):
-            if wrong:
-                raise ValueError(f"train: {sentence}")
+NEEDS = {
+    "--resume": "--output-dir",
+    "--evaluate-only": "--load or --resume",
+    "--virtual-ranks": "--platform",
+    "--comm nccl": "--device cuda",
+    "--cuda-aware": "--device cuda --comm mpi",
+    "--allreduce !vendor --device cuda": "--comm mpi",  # NCCL has its own
+    "--tf32": "--device cuda --dtype float32",
+    "--exact": "--global-batch-size",
+    "--shards": "--exact",
+    "--min-ranks": "--survive",
+    "--buddy-interval": "--survive",
+    "--lr-base-batch": "--lr-scaling",
+    "--plateau-factor": "--plateau",
+    "--load-options": "--load",
+    "--compress-options": "--compress",
+    "--stage": "--dataset shards",
+    "--tensorboard-histograms": "--tensorboard",
+    "--trace-steps": "--trace",
+    "--trace-kernels": "--trace",
+    "--compute": "--virtual-ranks",
+    "--disturb": "--virtual-ranks",
+    "--timing-only": "--virtual-ranks",
+    "--plan": "--parallel",
+    "--pipeline-schedule": "--parallel pipeline=2 or --parallel auto --pipeline-schedule auto",
+    "--mtbf": "--checkpoint-every auto or --checkpoint-local or --survive",
+    "--checkpoint-local-every": "--checkpoint-local",
+    "--memory-limit": "--recompute auto or --parallel auto or --pipeline-schedule auto",
+}
+"""What options need; "!" precedes a value that does not need it."""
+
+HOST, OMIT = "use --device cpu or numpy", "omit one of them"
+
+EXCLUDES = {
+    "--quiet": {"--verbose or --progress bar or --progress plain": OMIT},
+    "--virtual-ranks": {
+        "--device cuda": HOST,
+        "--loader-threads !0": "omit it, as batches are made when they are needed",
+    },
+    "--survive": {"--device cuda": HOST, "--virtual-ranks": OMIT},
+    "--balance": {
+        "--straggler-factor 0": "omit it, as times are measured",
+        "--memory-limit": "omit it, as the parts of ranks grow",
+        "--device cuda": HOST,
+    },
+    "--compress": {"--formats messages": OMIT},
+    "--checkpoint-every": {"--checkpoint-epochs or --checkpoint-steps": OMIT},
+    "--cuda-aware": {"--allreduce !vendor": "omit one, as it sums in host memory"},
+    "--plan": {"--parallel auto": OMIT},
+}
+"""What options exclude, besides the features that they choose, and why or what to do."""
+
+
+def check_combinations(config: TrainConfig) -> None:
+    """Raise ValueError if an option lacks another one, or two cannot be combined."""
+
+    def find(name: str) -> str:
+        return _typed_among(config, FEATURES[name].options if name in FEATURES else name)
+
+    needed = {option: Feature(needs={other: ""}) for option, other in NEEDS.items()}
+    excluded = {option: Feature(excludes=others) for option, others in EXCLUDES.items()}
+    for features in (needed, excluded, FEATURES):
+        for feature, other, lacks, why in conflicts(features, find):
+            if lacks:
+                needed_options = FEATURES[other].options if other in FEATURES else other
+                raise ValueError(f"train: {find(feature)} requires {needed_options}")
+            advice = why.rpartition("; ")[2]
+            raise ValueError(
+                f"train: {find(feature)} cannot be combined with {find(other)}; {advice}"
+            )
+
+
+def _typed_among(config: TrainConfig, options: str) -> str:
+    """Return the first of the alternatives "--a or --b=value" that a configuration has."""
+    for several in filter(None, options.split(" or ")):
+        found = [_typed_as(config, *text.split(" ")) for text in several[2:].split(" --")]
+        if all(found):
+            return " with ".join(found)
+    return ""
+
+
+def _typed_as(config: TrainConfig, label: str, value: str = "") -> str:
+    """Return an option as it is typed, if it has this value; without one, if it is not usual."""
+    name = label.replace("-", "_")
+    given, own = getattr(config, name), flags(TrainConfig)[name]
+    changed = given is True if own.kind is bool else given != own.default
+    text = f"{given:g}" if isinstance(given, float) else str(given)
+    if not value:
+        return own.label if changed else ""
+    if value[0] == "!":
+        return typed(config, name) if changed and text != value[1:] else ""
+    parts = [key_of(part.partition("=")[0]) for part in text.split(",")]
+    if value.partition("=")[0] not in parts:
+        return ""
+    return typed(config, name) if "=" in value else f"{own.label} {value}"

@@ -174,9 +174,5 @@ def check_exchange(config: TrainConfig) -> None:
         require_parameter(found, "copies", "--parallel shard")
     if config.exact or config.compress is not None or config.message_format:
         require_parameter(found, "sums", "--compress, --exact and --formats messages")
-    if config.compress is not None and config.message_format:
-        raise ValueError("train: --compress cannot be combined with --formats messages; omit one")
     if config.compress is not None:
         find(config, "compress")
-    elif config.compress_options:
-        raise ValueError("train: --compress-options requires --compress; add --compress NAME")

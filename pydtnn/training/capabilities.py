@@ -1,4 +1,4 @@
-"""What the features of a training run need and exclude, in one table (`docs/features.md` shows it).
+"""What the features of a training run need and exclude: the table that `docs/running.md` shows.
 
 A feature is a name with how the parts of a trainer, or the options of a command line, are seen to
 have it. `Trainer` resolves a run against the table, and so does the command line, before anything
@@ -24,7 +24,8 @@ class Feature(NamedTuple):
     Attributes
     ----------
     found : callable
-        Returns whether a run has the feature, or what sentences say of it.
+        Returns whether a run has the feature, or what sentences say of it. By default no run does,
+        unless `why_not` asks.
     options : str
         Parts of a command line that choose the feature, with " or " between them.
     excludes, needs : mapping of str to str
@@ -32,7 +33,7 @@ class Feature(NamedTuple):
         `found` returns of the feature and of the other.
     """
 
-    found: Callable[[Setup], Any]
+    found: Callable[[Setup], Any] = lambda setup: False
     options: str = ""
     excludes: Mapping[str, str] = {}
     needs: Mapping[str, str] = {}
@@ -120,7 +121,7 @@ def _gathers_norm(setup: Setup) -> str:
 FEATURES = {
     "pipeline": Feature(
         lambda setup: setup.model.pipeline is not None,
-        "--parallel pipeline",
+        "--parallel pipeline=2",
         {
             "accumulation": "the micro-batches of a pipeline accumulate gradients, so accumulation "
             "must be 1, got {1}; use micro_batches",
@@ -195,12 +196,12 @@ FEATURES = {
         },
     ),
     "survival": Feature(
-        lambda setup: False,  # it is asked for by `why_not`, as the next one
-        "--survive",
-        {"residuals of parts": "residuals of compression are not kept for networks that are cut"},
+        options="--survive",
+        excludes={
+            "residuals of parts": "residuals of compression are not kept for networks that are cut"
+        },
     ),
     "CUDA graph": Feature(
-        lambda setup: False,
         excludes={
             "eager optimizer": "{1} does not say that it is `capturable`",
             "pipeline": "the model is a stage of a pipeline",

@@ -15,6 +15,7 @@ def test_the_defaults_are_what_the_readme_promises():
 
 
 LIMITED = {"recompute": "auto", "memory_limit": "1GiB"}
+STAGES, EXACT = {"parallel": "data=2,pipeline=2"}, {"exact": True, "global_batch_size": 8}
 RING = {"allreduce": "ring", "device": "cuda"}
 
 
@@ -29,14 +30,17 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"straggler_factor": 0.99}, "--straggler-factor must be 0 or at least 1, got 0.99"),
         # what does not go together
         ({"warmup_epochs": 4}, "--warmup-epochs must be below --epochs 4, got 4"),
-        ({"evaluate_only": True}, "--evaluate-only requires weights"),
+        ({"evaluate_only": True}, "--evaluate-only requires --load or --resume"),
         ({"comm": "nccl"}, "--comm nccl requires --device cuda"),
-        ({"cuda_aware": True, "comm": "mpi"}, "--cuda-aware requires --device cuda"),
-        ({"cuda_aware": True, "device": "cuda"}, "--cuda-aware requires --comm mpi"),
+        ({"cuda_aware": True, "comm": "mpi"}, "--cuda-aware requires --device cuda --comm mpi"),
+        ({"cuda_aware": True, "device": "cuda"}, "--cuda-aware requires --device cuda --comm mpi"),
         (RING, "--allreduce ring with --device cuda requires --comm mpi"),
-        (RING | {"comm": "mpi", "cuda_aware": True}, "cannot be combined with --cuda-aware: it"),
-        ({"tf32": True, "device": "numpy"}, "--tf32 requires --device cuda"),
-        ({"tf32": True, "device": "cuda", "dtype": "bfloat16"}, "--tf32 requires --dtype float32"),
+        (
+            RING | {"comm": "mpi", "cuda_aware": True},
+            "combined with --allreduce ring; omit one",
+        ),
+        ({"tf32": True, "device": "numpy"}, "--tf32 requires --device cuda --dtype float32"),
+        ({"tf32": True, "device": "cuda", "dtype": "bfloat16"}, "requires --device cuda --dtype"),
         ({"shards": 3}, "--shards requires --exact"),
         ({"stage": "local", "dataset": "folder"}, "--stage requires --dataset shards"),
         ({"lr_base_batch": 32}, "--lr-base-batch requires --lr-scaling"),
@@ -45,9 +49,17 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"plan": "filter"}, "--plan requires --parallel"),
         ({"checkpoint_every": "5min", "checkpoint_steps": 3}, "combined with --checkpoint-steps"),
         ({"buddy_interval": "2 epochs", "survive": True}, "must be a time, steps or auto, got"),
-        ({"balance": True, "straggler_factor": 0.0}, "--straggler-factor 0, which measures no"),
-        (LIMITED | {"balance": True}, "--memory-limit, as the parts of ranks"),
+        ({"balance": True, "straggler_factor": 0.0}, "--straggler-factor 0; omit it, as times"),
+        (LIMITED | {"balance": True}, "--memory-limit; omit it, as the parts"),
         ({"balance": True, "device": "cuda"}, "--balance cannot be combined with --device cuda"),
+        ({"quiet": True, "progress": "bar"}, "--quiet cannot be combined with --progress bar"),
+        ({"parallel": "auto", "plan": "filter"}, "--plan cannot be combined with --parallel auto"),
+        # features of training, as a trainer refuses them
+        (STAGES | {"accumulation": 2}, "pipeline=2 cannot be combined with --accumulation; use"),
+        (STAGES | {"sync_batch_norm": True}, "with --sync-batch-norm; use fewer micro-batches"),
+        (STAGES | {"dtype": "float16"}, "combined with --dtype float16; use bfloat16"),
+        (STAGES | EXACT | {"micro_batches": 4}, "with --micro-batches; choose the number of shard"),
+        (EXACT | {"accumulation": 2}, "--exact cannot be combined with --accumulation; use more"),
     ],
 )
 def test_values_that_cannot_be_or_do_not_go_together_are_refused_by_name(values, words):

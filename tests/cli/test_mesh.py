@@ -79,10 +79,7 @@ def test_a_run_continues_on_any_mesh(tmp_path, capsys, mpiexec):
         (["--parallel=filter=2", "--plan=absent.yaml"], "file absent.yaml does not exist"),
         (["--parallel=spatial=2", "--exact", "--global-batch-size=16"], "exact training requires"),
         (["--parallel=filter=2", "--optimizer=lars"], "LARS requires whole parameters"),
-        ([*STAGES, "--accumulation=2"], "accumulation must be 1, got 2; use micro_batches"),
         ([*STAGES, "--pipeline-schedule=1f2b"], "unknown pipeline schedule '1f2b'"),
-        ([*STAGES, "--sync-batch-norm"], "sync_batch_norm must be False"),
-        ([*STAGES, "--dtype=float16", "--device=numpy"], "the loss scale"),
     ],
 )
 def test_what_cannot_be_is_refused_on_all_ranks(options, problem, tmp_path):

@@ -81,7 +81,7 @@ def test_auto_chooses_the_fastest_schedule_that_fits_into_memory(tmp_path):
     ],
 )
 def test_auto_refuses_what_it_cannot_choose_for(options, problem):
-    given = [*OPTIONS, *PIPELINE, "--pipeline-schedule=auto", "--platform=cpu-1gbit"]
+    given = [*OPTIONS, PIPELINE[0], "--pipeline-schedule=auto", "--platform=cpu-1gbit"]
     config = parse([*given, *options])
 
     def rank(comm: Communicator) -> None:

@@ -14,6 +14,7 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.named import by_name, from_names
 from pydtnn.parallel.sums import average
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.capabilities import why_not
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
@@ -86,12 +87,8 @@ class ExponentialMovingAverage(Callback):
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Start from the model's parameters, or continue with the average of an earlier `fit`."""
-        if not trainer.exchange.equal:
-            raise AgreedError(
-                f"{type(self).__name__}: all ranks must train the same parameters, got "
-                f"{type(trainer.exchange).__name__}, with different ones on each rank; use a "
-                "scheme such as allreduce, or omit the average"
-            )
+        if why := why_not("equal ranks", trainer.setup):
+            raise AgreedError(f"{type(self).__name__} {why}")
         self._bind(trainer)
         if not self.updates:
             self._start()

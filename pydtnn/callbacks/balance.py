@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from pydtnn.callbacks.slow_ranks import SlowRanks
-from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.capabilities import why_not
 from pydtnn.utils.split import balanced_counts, even_cuts
 
 _log = logging.getLogger("pydtnn.train")
@@ -61,7 +61,8 @@ class Balance(Callback):
         ValueError
             On all ranks, if it does not sum gradients in every step.
         """
-        check_scheme(trainer.setup.exchange)
+        if why := why_not("balance", trainer.setup):
+            raise ValueError(f"Balance: {why}")
         self._places = trainer.comm.gather_object(trainer.setup.data.rank)
         self._before = None  # there may be fewer ranks
 
@@ -107,16 +108,6 @@ class Balance(Callback):
                 raise ValueError(f"Balance: shares must be positive numbers, got {shares!r:.100}")
             shares = tuple(shares)
         self._shares = self._latest = shares
-
-
-def check_scheme(exchange: GradientExchange) -> None:
-    """Raise ValueError if ranks train independently: their parts would change their weights."""
-    if not exchange.sums_losses:
-        name = type(exchange).__name__
-        raise ValueError(
-            f"Balance: expected a scheme that sums gradients in every step, got {name}; use "
-            "allreduce or sharded"
-        )
 
 
 def _total(trainer: Training) -> int:

@@ -28,7 +28,6 @@ from pydtnn.callbacks import (
     TensorBoard,
     WandB,
 )
-from pydtnn.callbacks.balance import check_scheme
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.joining import Joining
 from pydtnn.cli.parts import find, require_parameter
@@ -54,7 +53,7 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
-from pydtnn.training.capabilities import why_not
+from pydtnn.training.capabilities import FEATURES, why_not
 from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.run_folder import find_inputs
 from pydtnn.training.tracing.recorder import Recorder
@@ -294,8 +293,6 @@ def create_job(
     else:
         callbacks, recorder = before.trainer.callbacks, before.recorder
         meter = before.meter or meter
-    if any(isinstance(callback, Balance) for callback in callbacks):
-        check_scheme(exchange)
     times = [callback.times for callback in callbacks if isinstance(callback, SlowRanks)]
     trainer = Trainer(
         model,
@@ -313,8 +310,9 @@ def create_job(
     )
     if (config.save and not config.saves_weights) or config.mlflow or config.wandb:
         model.inputs = trainer.objective.describe(train)  # also if it is only evaluated
-    if survival is not None and (why := why_not("survival", trainer.setup)):
-        raise ValueError(f"train: --survive: {why}; omit --compress")
+    for option, given in (("survival", survival is not None), ("balance", config.balance)):
+        if given and (why := why_not(option, trainer.setup)):
+            raise ValueError(f"train: {FEATURES[option].options}: {why}")
     loaded = load_initial_weights(config, model, train)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)

@@ -507,18 +507,9 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
     def round_state(self, rounding: Rounding, seed: int) -> None:
         """Round the slots of each parameter after each update.
 
-        Random rounding depends on the seed, the names of slot and parameter, and the update.
-
-        Raises
-        ------
-        ValueError
-            If this rank has only parts of the slots, which have other scales.
+        Random rounding depends on the seed, the names of slot and parameter, and the update. Ranks
+        must have whole slots, since parts have other scales.
         """
-        if any(self._own[b.index] != slice(0, len(b.values)) for b in self._buckets()):
-            raise ValueError(
-                f"{type(self).__name__}: a format of optimizer state requires whole arrays on each "
-                "rank, got a scheme that divides them; use AllReduce"
-            )
         self.rounding, self._rounding_seed = rounding, seed
 
     def _round(self, bucket: Bucket) -> None:

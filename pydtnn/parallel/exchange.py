@@ -72,16 +72,12 @@ class GradientExchange(StoresArguments):
     exact : bool
         Class attribute, not inherited: whether nothing else depends on the number of ranks, so that
         sums in a fixed order make training reproducible.
-    replicated : bool
-        Class attribute, not inherited: whether all ranks have all of the state, which an update
-        changes after the last message of a step, if the optimizer needs all gradients before it. A
-        rank that fails then takes nothing with it (`pydtnn.training.recovery`).
     keeps_gradients : bool
         Class attribute: whether gradients of one step are used in another. Not supported by float16
         models, whose loss scale changes between steps.
-    releases, gathers : bool
-        Class attributes: whether the memory of gradients is released in a step (`Bucket.clear`),
-        and whether a rank has parts of the parameters in it, unless `before_layer` gathers them.
+    gathers : bool
+        Class attribute: whether a rank has parts of the parameters in a step, unless `before_layer`
+        gathers them.
     static : bool
         Class attribute, not inherited: whether every step makes the same calls and reads no host
         values that change between steps, so that a step can be captured in a CUDA graph and
@@ -93,12 +89,12 @@ class GradientExchange(StoresArguments):
         If `sums` is not compatible with the scheme.
     """
 
-    equal = sums_gradients = exact = replicated = keeps_gradients = releases = gathers = False
+    equal = sums_gradients = exact = keeps_gradients = gathers = False
     static = True
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for name in ("exact", "static", "replicated"):  # subclasses must redeclare them
+        for name in ("exact", "static"):  # subclasses must redeclare them
             if name not in vars(cls):
                 setattr(cls, name, False)
         cls.__signature__ = signature_of(cls)
@@ -378,7 +374,7 @@ class AllReduce(GradientExchange):
     section 3.2.
     """
 
-    equal = sums_gradients = exact = static = replicated = True
+    equal = sums_gradients = exact = static = True
     overlap: bool = option(True)
 
     def bucket_ready(self, bucket: Bucket) -> None:

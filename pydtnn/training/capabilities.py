@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydtnn.parallel.schemes.sharded import Partition
+from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import axes_of
@@ -178,7 +179,7 @@ FEATURES = {
         },
     ),
     "divided gradients": Feature(
-        lambda setup: setup.exchange.releases and _scheme(setup),
+        lambda setup: isinstance(setup.exchange, ShardedGradients) and _scheme(setup),
         excludes={"GPU": "{0} releases memory of the host, not of a GPU; use ShardedOptimizer"},
     ),
     "divided parameters": Feature(
@@ -195,10 +196,32 @@ FEATURES = {
             "such as SGD or AdamW",
         },
     ),
+    "format of optimizer state": Feature(
+        lambda setup: setup.model.formats and setup.model.formats.optimizer,
+        excludes={
+            "divided state": "a format of optimizer state requires whole arrays on each rank, got "
+            "{1}, which divides them; use AllReduce"
+        },
+    ),
+    "equal ranks": Feature(
+        options="--check-equal or --ema",
+        excludes={
+            "ranks that differ": "requires the same parameters on all ranks, got {1}, with "
+            "different ones on each rank; use a scheme such as AllReduce, or omit it"
+        },
+    ),
+    "balance": Feature(
+        options="--balance",
+        excludes={
+            "independent steps": "expected a scheme that sums gradients in every step, got {1}; "
+            "use allreduce or sharded"
+        },
+    ),
     "survival": Feature(
         options="--survive",
         excludes={
-            "residuals of parts": "residuals of compression are not kept for networks that are cut"
+            "residuals of parts": "residuals of compression are not kept for networks "
+            "that are cut; omit --compress"
         },
     ),
     "CUDA graph": Feature(
@@ -222,6 +245,13 @@ FEATURES = {
         lambda setup: setup.model.backend.autotuner.mode == "measure", "--tuning measure"
     ),
     "compression": Feature(_compression, "--compress or --formats messages"),
+    "divided state": Feature(
+        lambda setup: (
+            isinstance(setup.exchange, Partition) and setup.exchange.parts > 1 and _scheme(setup)
+        )
+    ),
+    "ranks that differ": Feature(lambda setup: not setup.exchange.equal and _scheme(setup)),
+    "independent steps": Feature(lambda setup: not setup.exchange.sums_losses and _scheme(setup)),
     "gradients of earlier steps": Feature(_keeps_gradients),
     "sums that are not plain": Feature(_no_plain_sums),
     "sums over further axes": Feature(_further_sums),

@@ -23,6 +23,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.serial import Serial
+from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.checkpoint.content import State, parts_of
 from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.training.logs import Logs
@@ -62,7 +63,7 @@ def is_replicated(trainer: Trainer) -> bool:
     """Return whether all ranks have all of the state."""
     exchange, mesh = trainer.exchange, trainer.setup.mesh
     cut = mesh is not None and bool(mesh.model_axes)
-    return exchange.replicated and not exchange.sums.keeps_gradients and not cut
+    return type(exchange) is AllReduce and not exchange.sums.keeps_gradients and not cut
 
 
 def position_of(trainer: Trainer) -> Position:

@@ -180,7 +180,9 @@ def test_all_ranks_have_the_same_average_which_their_number_does_not_change():
 def test_schemes_with_other_parameters_on_each_rank_are_refused(comm):
     trainer = small_trainer(exchange=LocalSGD(comm), model=small_model())
     trainer.callbacks.append(EMA())
-    with pytest.raises(AgreedError, match="must train the same parameters, got LocalSGD, with"):
+    with pytest.raises(
+        AgreedError, match="requires the same parameters on all ranks, got LocalSGD, with"
+    ):
         small_fit(trainer)
 
 

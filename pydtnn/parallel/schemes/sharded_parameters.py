@@ -33,7 +33,7 @@ class ShardedGradients(ShardedOptimizer):
     2020, section 5.2 (P_os+g).
     """
 
-    equal = sums_gradients = exact = releases = True
+    equal = sums_gradients = exact = True
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Sum the bucket's gradients, and keep this rank's part of the sum."""

@@ -17,6 +17,7 @@ from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Part
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.capabilities import why_not
 from pydtnn.training.setup import Setup
 from pydtnn.utils import clock
 from pydtnn.utils.collective import name_ranks
@@ -428,11 +429,8 @@ class CheckEqual(Callback):
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Find the arrays to compare, and compare them. Collective: all ranks call it."""
         who = type(self).__name__
-        if not trainer.exchange.equal:
-            raise AgreedError(
-                f"{who}: all ranks must train the same parameters, {_not_equal(trainer.setup)}; "
-                "use a scheme such as AllReduce, or omit the check"
-            )
+        if why := why_not("equal ranks", trainer.setup):
+            raise AgreedError(f"{who} {why}")
         self.close()
         if trainer.comm.size == 1:
             return
@@ -528,11 +526,8 @@ def create_check(every: int | None, setup: Setup) -> list[Callback]:
     """
     if every is not None:
         check_int("Trainer", "check_equal", every, at_least=0)
-    if every and not setup.exchange.equal:
-        raise ValueError(
-            f"Trainer: check_equal requires the same parameters on all ranks, {_not_equal(setup)}; "
-            "use a scheme such as AllReduce, or check_equal=0"
-        )
+    if every and (why := why_not("equal ranks", setup)):
+        raise ValueError(f"Trainer: check_equal {why}")
     if every == 0 or setup.comm.size == 1 or not setup.exchange.equal:
         return []
     return [CheckEqual(DEFAULT_PERIOD if every is None else every)]
@@ -555,7 +550,3 @@ def compare_ranks(trainer: Training, callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, CheckEqual):
             callback.compare(trainer)
-
-
-def _not_equal(setup: Setup) -> str:
-    return f"got {type(setup.exchange).__name__}, with different ones on each rank"

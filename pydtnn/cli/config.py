@@ -843,7 +843,7 @@ def _typed_among(config: TrainConfig, options: str) -> str:
 def _typed_as(config: TrainConfig, label: str, value: str = "") -> str:
     """Return an option as it is typed, if it has this value; without one, if it is not usual."""
     name = label.replace("-", "_")
-    given, own = getattr(config, name), flags(TrainConfig)[name]
+    given, own = getattr(config, name), getattr(TrainConfig, name)
     changed = given is True if own.kind is bool else given != own.default
     text = f"{given:g}" if isinstance(given, float) else str(given)
     if not value:

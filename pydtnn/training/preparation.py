@@ -20,7 +20,7 @@ from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
 from pydtnn.parallel.pipeline import actions_of
 from pydtnn.parallel.pipeline.check import most_halved, most_in_flight
-from pydtnn.training import checks
+from pydtnn.training import batch_checks, checks
 from pydtnn.training.examination import check_loaded, examine
 from pydtnn.training.logs import History, Logs
 from pydtnn.training.mesh import share_loaded, share_replicas
@@ -127,9 +127,9 @@ def prepare(
     AgreedError
         On all ranks, if plans or data differ, or the model's memory limit is not possible.
     """
-    checks.check_validation(train, validation)
+    batch_checks.check_validation(train, validation)
     if was:
-        checks.check_samples(setup, train, "the training to continue")
+        batch_checks.check_samples(setup, train, "the training to continue")
     checks.check_trainable(setup.model)
     examine(setup.comm, train, validation, threads=loader_threads)
     loader = setup.loader(
@@ -141,7 +141,7 @@ def prepare(
         seed=seed,
         **options,
     )
-    checks.check_shards(setup, loader, accumulation)
+    batch_checks.check_shards(setup, loader, accumulation)
     plan = {
         "seed": seed,
         "global_batch_size": loader.global_batch_size,

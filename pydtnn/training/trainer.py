@@ -25,7 +25,8 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.saving import save_model
 from pydtnn.saving.models import inputs_from_json, inputs_to_json
-from pydtnn.training import checks
+from pydtnn.training import batch_checks, checks
+from pydtnn.training.batch_checks import micro_batches_of
 from pydtnn.training.callback import (
     Callback,
     Function,
@@ -34,7 +35,7 @@ from pydtnn.training.callback import (
     take_over,
     training_seconds,
 )
-from pydtnn.training.checks import last_epoch, micro_batches_of, refuse
+from pydtnn.training.checks import last_epoch, refuse
 from pydtnn.training.equality import compare_ranks, create_check, with_check
 from pydtnn.training.examination import check_loaded
 from pydtnn.training.logs import History, Logs
@@ -373,12 +374,12 @@ class Trainer(SuggestsNames):
             self.setup, train, validation, was, accumulation=self.accumulation, **options
         )
         if was:
-            checks.warn_of_statistics(self.setup, train)
+            batch_checks.warn_of_statistics(self.setup, train)
         rebound = self.rebind()
         self.model.inputs = self.comm.gather_object(self.objective.describe(train))[0]
-        self._warned = checks.warn_of_statistics(self.setup, validation)
+        self._warned = batch_checks.warn_of_statistics(self.setup, validation)
         if self.epoch < options["epochs"]:
-            checks.warn_of_small_batches(self.setup, loader)
+            batch_checks.warn_of_small_batches(self.setup, loader)
         if rebound or not self._loaded:
             start_equal(self.setup)
         self.model.loaded, self.model.given = None, {}
@@ -453,12 +454,12 @@ class Trainer(SuggestsNames):
             contextlib.ExitStack() as stack,
         ):
             check_loaded(self.comm, self.model.loaded, before_broadcast=False)
-            checks.check_samples(self.setup, dataset, "the training")
+            batch_checks.check_samples(self.setup, dataset, "the training")
             if dataset is not self._validation:  # which has been compared when training started
                 facts = {"global batch size": total}
                 require_equal(self.comm, "Trainer", facts, "give every rank the same")
                 check_data(self.comm, "Trainer", [("data set", dataset)])
-            self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
+            self._warned = self._warned or batch_checks.warn_of_statistics(self.setup, dataset)
             stack.enter_context(evaluated(self))
             return self._clocked("evaluation", evaluate, self.setup, dataset, total)
 

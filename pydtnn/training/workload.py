@@ -28,7 +28,7 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.parallel.sums import Sums
-from pydtnn.training.checks import DEFAULT_PER_RANK
+from pydtnn.training.batch_checks import DEFAULT_PER_RANK
 from pydtnn.training.preparation import halved_in_flight, micro_batches_in_flight
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer

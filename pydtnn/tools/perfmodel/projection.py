@@ -32,7 +32,7 @@ from pydtnn.tools.perfmodel.prediction import (
     StepTime,
 )
 from pydtnn.tools.perfmodel.timing import Tables
-from pydtnn.training.checks import DEFAULT_PER_RANK
+from pydtnn.training.batch_checks import DEFAULT_PER_RANK
 from pydtnn.training.workload import SHARDED, Workload, first_unknown
 
 SCRATCH = 0.75

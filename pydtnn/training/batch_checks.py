@@ -1,0 +1,228 @@
+"""Checks of data sets, batches and micro-batches before training."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+
+from pydtnn.data import Dataset
+from pydtnn.data.inputs import check_same, same_normalization
+from pydtnn.data.loader import Loader, check_dataset
+from pydtnn.data.order import most_shards
+from pydtnn.model import Model
+from pydtnn.parallel.pipeline import check, placement
+from pydtnn.training.setup import Setup
+
+_log = logging.getLogger("pydtnn.training")
+
+DEFAULT_PER_RANK = 4
+"""Micro-batches per rank of a pipeline by default; it then waits in at most a fifth of a step."""
+
+
+def micro_batches_of(setup: Setup) -> int:
+    """Return the number of parts into which a rank divides its part of a step."""
+    pipeline = setup.model.pipeline
+    if pipeline is None:
+        return setup.accumulation
+    if setup.exchange.sums.shards is not None:
+        return 1
+    return setup.micro_batches or DEFAULT_PER_RANK * pipeline.ranks
+
+
+def check_schedule(setup: Setup, loader: Loader) -> None:
+    """Verify the order of the micro-batches, and warn if the stages mostly wait.
+
+    Parameters
+    ----------
+    setup : Setup
+    loader : Loader
+        Loader of the training set; the last step of an epoch may have fewer micro-batches.
+
+    Raises
+    ------
+    PipelineError
+        If the schedule does not compute a step.
+    """
+    pipeline = setup.model.pipeline
+    if pipeline is None:
+        return
+    samples = len(loader.dataset)
+    last = samples - (len(loader) - 1) * loader.global_batch_size
+    numbers = [
+        most_shards(n, loader.shards, loader.size)
+        for n in (min(loader.global_batch_size, samples), last)
+    ]
+    checked = {number: check(setup.schedule, pipeline.ranks, number) for number in {*numbers}}
+    owners = placement(setup.schedule, pipeline.ranks)
+    if owners != pipeline.owners:
+        raise ValueError(
+            f"Trainer: the pipeline's schedule has {owners.stages} stages on {pipeline.ranks} "
+            f"ranks, in another order or number than those of the model, "
+            f"{pipeline.owners.stages}; pass pipeline_schedule to Model, too"
+        )
+    micro_batches = numbers[0]
+    if setup.exchange.sums.shards is not None and checked[micro_batches].has_halves:
+        raise ValueError(
+            "Trainer: exact training adds up whole gradients of micro-batches, so the schedule of "
+            "a pipeline must compute backward in one piece; use 1f1b"
+        )
+    if micro_batches < pipeline.ranks and setup.comm.rank == 0:
+        better = DEFAULT_PER_RANK * pipeline.ranks
+        warnings.warn(
+            f"Trainer: {micro_batches} micro-batches keep {pipeline.ranks} stages waiting "
+            f"{100 * checked[micro_batches].bubble:.0f} % of the time; with {better} it is "
+            f"{100 * check(setup.schedule, pipeline.ranks, better).bubble:.0f} %",
+            stacklevel=3,
+        )
+
+
+MIN_NORM_SAMPLES = 16
+"""Samples below which statistics of a batch are too inaccurate for batch norm."""
+
+
+def check_validation(train: Dataset, validation: Dataset | None) -> None:
+    """Check the data sets, so that the evaluation after the first epoch cannot fail.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    check_dataset("Trainer", train)
+    if validation is None:
+        return
+    check_dataset("Trainer", validation)
+    if len(validation) == 0:
+        raise ValueError(
+            f"Trainer: expected at least one validation sample, got none in {validation.name}; "
+            "use another data set, or None"
+        )
+    if validation.input_shape != train.input_shape:
+        raise ValueError(
+            f"Trainer: validation samples must have shape {train.input_shape}, like {train.name}, "
+            f"got {validation.input_shape} in {validation.name}"
+        )
+    advice = "give both the same classes in the same order"
+    check_same("Trainer", validation, train, "the training set", advice)
+
+
+def check_samples(setup: Setup, dataset: Dataset, what: str) -> None:
+    """Raise ValueError if samples or classes are not those that the model is known to be for."""
+    check_dataset("Trainer", dataset)
+    if setup.model.inputs is not None:
+        advice = "use the same classes in the same order, the same size and the same tokenizer"
+        check_same("Trainer", dataset, setup.model.inputs, what, advice)
+
+
+def warn_of_statistics(setup: Setup, dataset: Dataset | None) -> bool:
+    """Warn if a data set is not normalised with the statistics of the training set.
+
+    Returns
+    -------
+    bool
+        Whether it is not.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a data set.
+    """
+    if dataset is None:
+        return False
+    check_dataset("Trainer", dataset)
+    known = setup.model.inputs
+    if known is None or same_normalization(dataset, known):
+        return False
+    if setup.comm.rank == 0:
+        warnings.warn(
+            f"Trainer: {dataset.name} is normalised with its own statistics instead of those of "
+            "the training set, so its results are not meaningful; create it with like=train, as "
+            "in ArrayDataset(x, y, like=train)",
+            stacklevel=3,
+        )
+    return True
+
+
+def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
+    """Raise ValueError for more micro-batches than samples, and batch norm over a single row.
+
+    Parameters
+    ----------
+    setup : Setup
+    loader : Loader
+        Loader of the training set.
+    accumulation : int
+        Micro-batches of a rank.
+
+    Raises
+    ------
+    ValueError
+    """
+    total = min(loader.global_batch_size, len(loader.dataset))
+    most = -(-total // setup.data.size)
+    if accumulation > most:
+        what = "accumulation" if setup.model.pipeline is None else "micro_batches"
+        raise ValueError(
+            f"Trainer: {what} must be at most the {most} samples of a rank per step, got "
+            f"{accumulation}; use at most {most}"
+        )
+    check_schedule(setup, loader)
+    norm = _narrowest_norm(setup.model)
+    if norm is None or norm[1] > 1:
+        return
+    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
+    for batch, which in ((total, "each step"), (min(last, total), "the last step of an epoch")):
+        if setup.sync_batch_norm:
+            smallest, where = batch, "all ranks together have"
+        else:
+            smallest, where = max(batch // loader.shards, 1), "a rank, micro-batch or shard has"
+        if smallest == 1:
+            raise ValueError(
+                f"Trainer: {norm[0]} normalises over the samples only and requires at least 2, but "
+                f"in {which}, of {batch} samples, {where} 1, whose variance is 0; use another "
+                "batch size, fewer micro-batches or shards, sync_batch_norm=True, or "
+                "steps_per_epoch to omit the last step"
+            )
+
+
+def warn_of_small_batches(setup: Setup, loader: Loader) -> None:
+    """Log a warning if batch norm normalises fewer than `MIN_NORM_SAMPLES` samples.
+
+    Means and variances of so few samples differ so much from those of the training set that the
+    loss jumps, in training and, by the running statistics, in the evaluation after it.
+    """
+    norm = _narrowest_norm(setup.model)
+    if norm is None or setup.comm.rank > 0:
+        return
+    total = min(loader.global_batch_size, len(loader.dataset))
+    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
+    parts = 1 if setup.sync_batch_norm else loader.shards
+    usual, smallest = total // parts, min(last, total) // parts
+    if usual < MIN_NORM_SAMPLES:
+        count, where = usual, "every step"
+        advice = "larger batches, fewer micro-batches or shards, or sync_batch_norm"
+    elif smallest < MIN_NORM_SAMPLES:
+        count, where = smallest, f"the last step of an epoch, of {last} samples"
+        advice = "drop_last, which omits it, another batch size, or sync_batch_norm"
+    else:
+        return
+    _log.warning(
+        "batch norm normalises %d sample%s at a time in %s; with fewer than %d training is "
+        "unstable: use %s",
+        max(count, 1),
+        "s" * (count > 1),
+        where,
+        MIN_NORM_SAMPLES,
+        advice,
+    )
+
+
+def _narrowest_norm(model: Model) -> tuple[str, int] | None:
+    """Return the name and the rows per sample of the batch norm with the fewest rows."""
+    rows = [
+        (s.name, math.prod(node.shape[:-1]))
+        for node in model.graph.nodes
+        for s in node.layer.statistics
+        if not s.frozen
+    ]
+    return min(rows, key=lambda entry: entry[1], default=None)

@@ -59,7 +59,7 @@ ARGUMENTS = [
     (["--mixup=0.2", "--loss=hinge"], "Hinge: the target must be integer classes of shape (1,)"),
     (["--model=mlp", "--model-options.hidden=5"], 'model mlp {"hidden": 5}: '),
     # what does not go together
-    (["--resume"], "--resume requires the folder of the run to continue"),
+    (["--resume"], "--resume requires --output-dir; name the folder of the run"),
     (["--global-batch-size=200"], "must be at most the 120 samples of synthetic, got 200"),
     # models and schemes of one's own
     (["--model=own.py"], "expected path/to/file.py:name, got own.py; use own.py:n"),

@@ -760,14 +760,14 @@ class TrainConfig:
 
 
 NEEDS = {
-    "--resume": "--output-dir",
+    "--resume": "--output-dir; name the folder of the run: --resume FOLDER",
     "--evaluate-only": "--load or --resume",
-    "--virtual-ranks": "--platform",
+    "--virtual-ranks": "--platform; name one such as cpu-1gbit, or make one by pydtnn calibrate",
     "--comm nccl": "--device cuda",
     "--cuda-aware": "--device cuda --comm mpi",
     "--allreduce !vendor --device cuda": "--comm mpi",  # NCCL has its own
     "--tf32": "--device cuda --dtype float32",
-    "--exact": "--global-batch-size",
+    "--exact": "--global-batch-size; set the number of samples",
     "--shards": "--exact",
     "--min-ranks": "--survive",
     "--buddy-interval": "--survive",
@@ -788,7 +788,7 @@ NEEDS = {
     "--checkpoint-local-every": "--checkpoint-local",
     "--memory-limit": "--recompute auto or --parallel auto or --pipeline-schedule auto",
 }
-"""What options need; "!" precedes a value that does not need it."""
+"""What options need, and what to do; "!" precedes a value that does not need it."""
 
 HOST, OMIT = "use --device cpu or numpy", "omit one of them"
 
@@ -818,13 +818,14 @@ def check_combinations(config: TrainConfig) -> None:
     def find(name: str) -> str:
         return _typed_among(config, FEATURES[name].options if name in FEATURES else name)
 
-    needed = {option: Feature(needs={other: ""}) for option, other in NEEDS.items()}
+    parts = {option: text.partition("; ") for option, text in NEEDS.items()}
+    needed = {option: Feature(needs={p[0]: p[1] + p[2]}) for option, p in parts.items()}
     excluded = {option: Feature(excludes=others) for option, others in EXCLUDES.items()}
     for features in (needed, excluded, FEATURES):
         for feature, other, lacks, why in conflicts(features, find):
             if lacks:
-                needed_options = FEATURES[other].options if other in FEATURES else other
-                raise ValueError(f"train: {find(feature)} requires {needed_options}")
+                text = FEATURES[other].options if other in FEATURES else f"{other}{why}"
+                raise ValueError(f"train: {find(feature)} requires {text}")
             advice = why.rpartition("; ")[2]
             raise ValueError(
                 f"train: {find(feature)} cannot be combined with {find(other)}; {advice}"

@@ -83,7 +83,7 @@ EXACT = {"exact": True, "global_batch_size": 8}
         ({"compress_options": {"share": 0.1}}, "--compress-options requires --compress"),
         ({"compress": "sign", "scheme": "local_sgd"}, "LocalSGD: ranks do not sum gradients, so"),
         (EXACT | {"scheme": "stale"}, "StaleGradients: results depend on the number of ranks, so"),
-        ({"exact": True}, "--exact requires --global-batch-size"),
+        ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),
         (EXACT | {"compress": "sign"}, "--exact cannot be combined with --compress; omit it"),
         (EXACT | {"tuning": "measure"}, "--exact cannot be combined with --tuning measure; use"),
     ],

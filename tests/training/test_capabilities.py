@@ -37,7 +37,11 @@ def tables() -> list[str]:
         f"| {named(name)} | {'requires ' * needed}{named(other)} | {why.format('...', '...')} |"
         for name, other, why, needed in RULES
     ]
-    options = [f"| {coded(name)} | requires {coded(other)} | |" for name, other in NEEDS.items()]
+    options = [
+        f"| {coded(name)} | requires {coded(other)} | {why} |"
+        for name, text in NEEDS.items()
+        for other, _, why in [text.partition("; ")]
+    ]
     options += [
         f"| {coded(name)} | {coded(other)} | {why} |"
         for name, others in EXCLUDES.items()
@@ -75,7 +79,7 @@ def chosen(options: str) -> dict[str, Any]:
             value = "messages=e4m3fn"
         values |= {own.name: own.kind(value)}
         if f"--{label}" in NEEDS:
-            values = chosen(NEEDS[f"--{label}"]) | values
+            values = chosen(NEEDS[f"--{label}"].partition("; ")[0]) | values
     return values
 
 

@@ -1,12 +1,11 @@
-"""Cost of the comparison of ranks (`CheckEqual`): hashes after each step, and comparisons.
+"""Cost of the comparison of ranks (`CheckEqual`).
 
     python -m benchmarks.cpu.check_equal                       # two ranks, threads of this process
     mpiexec -n 2 python -m benchmarks.cpu.check_equal --models resnet44 vgg16_bn mlp
 
-`arrays` are the parameters and the state of the optimizer that are compared, `turns` the steps in
-which each is hashed once between comparisons. `hash` is the mean time per step for that, `compare`
-the median time of a comparison, in which all arrays are hashed and ranks wait for each other. The
-cost is that of both for the time of a step, with a comparison every 100 steps. The target is 0.5 %.
+`arrays` are the parameters and the state of the optimizer that are compared, and `compare` the
+median time of a comparison, in which all arrays are hashed and ranks wait for each other. The cost
+is that of a comparison every 100 steps for the time of a step. The target is 0.5 %.
 """
 
 from __future__ import annotations
@@ -25,51 +24,44 @@ from pydtnn.callbacks import CheckEqual
 from pydtnn.comm import Communicator, create_communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.training.equality.check import TIMED_STEPS
 
 
 class Timed(CheckEqual):
-    """The check, with the times of steps, of hashes after them, and of comparisons."""
+    """The check, with a comparison after each step, and the times of both."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[float] = []
-        self.hashes: list[float] = []
         self.comparisons: list[float] = []
         self.nbytes = 0
         self._end = 0.0
 
     def on_step_end(self, trainer: Any) -> None:
-        """Time the work of this step, and once its amount is chosen, compare in each."""
+        """Compare, and record the times."""
         start = time.perf_counter()
-        chosen = self._pace is None
-        super().on_step_end(trainer)
-        hashed = time.perf_counter()
-        if chosen:
-            self.steps.append(start - self._end)
-            self.hashes.append(hashed - start)
-            self.compare(trainer)
-            self.comparisons.append(time.perf_counter() - hashed)
-        self.nbytes = sum(watched.array.nbytes for watched in self._watched)
+        self.steps.append(start - self._end)
+        self.compare(trainer)
         self._end = time.perf_counter()
+        self.comparisons.append(self._end - start)
+        self.nbytes = sum(watched.array.nbytes for watched in self._watched)
 
 
 def measure(comm: Communicator, name: str, threads: int, steps: int) -> str:
     """Return the row of one model."""
     work, check = WORK[name], Timed()
-    steps += TIMED_STEPS + 2
+    steps += 2
     x, y = work.data()
     repeats = steps * comm.size
     data = ArrayDataset(np.tile(x, (repeats, 1, 1, 1)), np.tile(y, repeats), classes=work.classes)
     trainer = create_trainer(work, create_backend(threads=threads), comm)
     trainer.callbacks.append(check)
     trainer.fit(data, batch_size=work.batch)
-    step, hashed = statistics.median(check.steps), statistics.mean(check.hashes)
+    step = statistics.median(check.steps)
     compared = statistics.median(check.comparisons)
-    cost = (hashed + compared / check.every) / step
+    cost = compared / check.every / step
     return (
-        f"{name:16}{check.nbytes / 1e6:10.1f}{1e3 * step:10.2f}{check.spread:7}"
-        f"{1e3 * hashed:10.3f}{1e3 * compared:12.3f}{100 * cost:8.2f}%"
+        f"{name:16}{check.nbytes / 1e6:10.1f}{1e3 * step:10.2f}"
+        f"{1e3 * compared:12.3f}{100 * cost:8.2f}%"
     )
 
 
@@ -84,10 +76,7 @@ def main() -> None:
     comm = create_communicator()
     report = Report(args.output) if comm.rank == 0 else None
     if report:
-        report.line(
-            f"{'model':16}{'arrays MB':>10}{'step ms':>10}{'turns':>7}{'hash ms':>10}"
-            f"{'compare ms':>12}{'cost':>9}"
-        )
+        report.line(f"{'model':16}{'arrays MB':>10}{'step ms':>10}{'compare ms':>12}{'cost':>9}")
     for name in args.models:
         own = name, args.threads, args.steps
         row = run_threads(2, measure, *own)[0] if comm.size == 1 else measure(comm, *own)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -19,19 +17,9 @@ from pydtnn.layers.statistics import RUNNING
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.capabilities import why_not
 from pydtnn.training.setup import Setup
-from pydtnn.utils import clock
 from pydtnn.utils.collective import name_ranks
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import check_int
-
-MAX_TIME_SHARE = 0.004
-"""Part of the time of training that hashes after each step may take."""
-
-TIMED_STEPS = 6
-"""Steps whose times are measured before the number of arrays hashed per step is chosen."""
-
-MAX_HASHES = 256
-"""Hashes of each array that are kept between two comparisons."""
 
 
 def hash_all(arrays: Sequence[Array]) -> np.ndarray:
@@ -41,92 +29,6 @@ def hash_all(arrays: Sequence[Array]) -> np.ndarray:
     hashes = np.empty(len(arrays), np.uint64)
     hash_arrays([array if on_host(array) else to_host(array) for array in arrays], hashes)
     return hashes
-
-
-class Hashes:
-    """Hashes of arrays after each step since the last comparison.
-
-    After each step every array is hashed, or if that takes more than `MAX_TIME_SHARE` of the time
-    of a step, every `spread`-th array in turn. Arrays of a device are hashed for comparisons only.
-
-    Parameters
-    ----------
-    arrays : sequence of Array
-    every : int
-        Steps between comparisons.
-
-    Attributes
-    ----------
-    spread : int
-        Steps in which every array is hashed once; 0: none between comparisons.
-    """
-
-    def __init__(self, arrays: Sequence[Array], every: int) -> None:
-        self._arrays = [*arrays]
-        self._every = every
-        self._records: list[tuple[int, int, int, np.ndarray]] = []
-        self.spread = 0
-        self.set_spread(1 if all(map(on_host, arrays)) else 0)
-
-    def set_spread(self, spread: int) -> None:
-        """Hash every array once in this number of steps."""
-        spread = max(spread, ceil(self._every / MAX_HASHES)) if spread else 0
-        self.spread = 0 if spread >= self._every else spread
-        self._turns = [self._arrays[turn :: self.spread] for turn in range(self.spread)]
-
-    def after(self, step: int) -> None:
-        """Hash the arrays whose turn it is."""
-        if self.spread:
-            turn = step % self.spread
-            self._records.append((step, turn, self.spread, hash_all(self._turns[turn])))
-
-    def complete(self, step: int) -> np.ndarray:
-        """Hash all arrays, and return the hashes."""
-        hashes = hash_all(self._arrays)
-        self._records.append((step, 0, 1, hashes))
-        return hashes
-
-    def forget(self) -> None:
-        """Keep the last hashes only, which were equal to those of the other ranks."""
-        del self._records[:-1]
-
-    def of(self, index: int) -> dict[int, int]:
-        """Return the hashes of an array by step, in the order of the steps."""
-        return {
-            step: int(hashes[index // spread])
-            for step, turn, spread, hashes in self._records
-            if index % spread == turn
-        }
-
-
-class Pace:
-    """The choice of `Hashes.spread` from the times of the first steps."""
-
-    def __init__(self) -> None:
-        self._steps: list[float] = []
-        self._hashes: list[float] = []
-        self._last: float | None = None
-        self.chosen = False
-
-    def measure(self, hashes: Hashes, step: int) -> bool:
-        """Hash after a step; return whether enough steps have been measured for `spread`."""
-        begin = clock.now()
-        hashes.after(step)
-        end = clock.now()
-        if self._last is not None:
-            self._steps.append(begin - self._last)
-            self._hashes.append((end - begin) * hashes.spread)
-        self._last = end
-        return len(self._steps) >= TIMED_STEPS
-
-    def pause(self) -> None:
-        """Do not count the time until the next step."""
-        self._last = None
-
-    def spread(self) -> int:
-        """Return in how many steps arrays can be hashed within `MAX_TIME_SHARE` of their time."""
-        least = MAX_TIME_SHARE * np.median(self._steps)
-        return max(1, ceil(np.median(self._hashes) / least)) if least else 1
 
 
 Axes = tuple[str, ...]
@@ -220,64 +122,41 @@ def groups(places: Places, cut: Sequence[str]) -> list[list[int]]:
     return [*found.values()]
 
 
-@dataclass
-class Difference:
+class Difference(NamedTuple):
     """An array that is not the same on all ranks that should have it in common.
 
     Attributes
     ----------
-    order : int
-        Position of the array in the network.
     name : str
     ranks : list of int
         Those that must have the same values.
-    before, first : int
-        The last step after which they were the same, -1 if none, and the first with a difference.
     others : list of int
         The ranks that differ from most; empty if there is no majority.
     """
 
-    order: int
     name: str
     ranks: list[int]
-    before: int
-    first: int
     others: list[int]
 
 
 def find_differences(
-    comm: Communicator, places: Places, watched: Sequence[ComparedArray], hashes: Hashes
+    comm: Communicator, places: Places, watched: Sequence[ComparedArray], hashes: np.ndarray
 ) -> list[Difference]:
-    """Return what differs, in the order in which it began to. Collective: all ranks call it."""
-    own = {w.name: (w.cut, hashes.of(index)) for index, w in enumerate(watched)}
-    last = comm.gather_object([(name, cut, [*by.values()][-1]) for name, (cut, by) in own.items()])
+    """Return what differs, in the order of the arrays. Collective: all ranks call it."""
+    own = [(w.name, w.cut, int(value)) for w, value in zip(watched, hashes, strict=True)]
+    everywhere = comm.gather_object(own)
+    held = [{name: value for name, _, value in rank} for rank in everywhere]
+    known = {name: cut for rank in everywhere for name, cut, _ in rank}
     found = []
-    held = [{name: value for name, _, value in rank} for rank in last]
-    known = {name: cut for rank in last for name, cut, _ in rank}
-    for order, (name, cut) in enumerate(known.items()):
+    for name, cut in known.items():
         for members in groups(places, cut):
-            members = [rank for rank in members if name in held[rank]]
-            if len({held[rank][name] for rank in members}) > 1:
-                found.append((order, name, members))
-    names = {name for _, name, _ in found}
-    sequences = comm.gather_object({name: by for name, (_, by) in own.items() if name in names})
-    differences = [
-        _difference(order, name, {rank: sequences[rank][name] for rank in members})
-        for order, name, members in found
-    ]
-    return sorted(differences, key=lambda d: (d.first, d.order))
-
-
-def _difference(order: int, name: str, sequences: Mapping[int, Mapping[int, int]]) -> Difference:
-    before, (some, *rest) = -1, sequences.values()
-    for first in [step for step in some if all(step in sequence for sequence in rest)]:
-        counts = Counter(sequence[first] for sequence in sequences.values())
-        if len(counts) > 1:
-            break
-        before = first
-    (usual, most), (_, second) = counts.most_common(2)
-    others = [rank for rank, sequence in sequences.items() if sequence[first] != usual]
-    return Difference(order, name, [*sequences], before, first, others if most > second else [])
+            values = {rank: held[rank][name] for rank in members if name in held[rank]}
+            counts = Counter(values.values()).most_common(2)
+            if len(counts) > 1:
+                (usual, most), (_, second) = counts
+                others = [rank for rank, value in values.items() if value != usual]
+                found.append(Difference(name, [*values], others if most > second else []))
+    return found
 
 
 def error_of(
@@ -285,7 +164,7 @@ def error_of(
     difference: Difference,
     watched: Sequence[ComparedArray],
     more: int,
-    safe: int,
+    steps: tuple[int, int],
 ) -> AgreedError:
     """Return the error that describes a difference. Collective: all ranks call it.
 
@@ -296,10 +175,10 @@ def error_of(
     watched : sequence of ComparedArray
     more : int
         Number of further arrays that differ.
-    safe : int
-        The last step after which all arrays were compared and equal; -1 if none.
+    steps : (int, int)
+        The last step after which all arrays were compared and equal, -1 if none; and this one.
     """
-    d = difference
+    d, (safe, _) = difference, steps
     everywhere = len(d.ranks) == comm.size
     given = f"another one on {name_ranks(d.others)}" if d.others else "different ones"
     others = f", and {more} further arrays differ" if more else ""
@@ -310,20 +189,19 @@ def error_of(
         else "start again"
     )
     return AgreedError(
-        f"CheckEqual: expected the same {d.name} on {where}, got {given} {_since(d)}: "
+        f"CheckEqual: expected the same {d.name} on {where}, got {given} {_since(*steps)}: "
         f"{_distance(comm, d, watched)}{others}; look for code that changes it on some ranks only, "
         f"and for faulty memory, and {again}",
         d.others,
     )
 
 
-def _since(difference: Difference) -> str:
-    before, first = difference.before, difference.first
-    if before < 0:
+def _since(safe: int, step: int) -> str:
+    if safe < 0:
         return "when training starts"
-    if first <= before + 1:
-        return f"since step {first}"
-    return f"since one of the steps {before + 1} to {first}"
+    if step <= safe + 1:
+        return f"since step {step}"
+    return f"since one of the steps {safe + 1} to {step}"
 
 
 def _distance(comm: Communicator, difference: Difference, watched: Sequence[ComparedArray]) -> str:
@@ -382,12 +260,10 @@ class CheckEqual(Callback):
     them before an evaluation, and the state of an optimizer of which every rank stores another
     part.
 
-    The error names the array that was different first, the ranks that are in the minority, the
-    number of elements that differ and the largest difference, and the step. For the step, arrays
-    are hashed after each step too, without messages. If this would take more than 0.4 % of the
-    time of a step, an array is hashed only once every few steps, and the error names the steps from
-    one hash to the next. Arrays on a GPU are hashed only for comparisons. Results of training do
-    not depend on it.
+    The error names the first array that differs, in the order learning rate, parameters, optimizer,
+    running statistics, the ranks that are in the minority, the number of elements that differ and
+    the largest difference, and the steps since the last comparison. Results of training do not
+    depend on it.
 
     A `Trainer` with several ranks has this callback by default: see its argument `check_equal`.
 
@@ -395,11 +271,6 @@ class CheckEqual(Callback):
     ----------
     every : int
         Steps from one comparison to the next.
-
-    Attributes
-    ----------
-    spread : int
-        Steps within which each array is hashed once; 0 if only comparisons hash.
 
     Raises
     ------
@@ -416,14 +287,11 @@ class CheckEqual(Callback):
 
     def __init__(self, every: int = DEFAULT_PERIOD) -> None:
         self.every = check_int(type(self).__name__, "every", every, at_least=1)
-        self.spread = 0
         self._numbers = np.zeros(2)
         self._watched: list[ComparedArray] = []
         self._places: list[dict[str, int]] = []
         self._kinds: list[tuple[str, ...]] = []  # the axes along which some array is cut
         self._members: list[np.ndarray] = []  # this rank's arrays of each of them
-        self._hashes: Hashes | None = None
-        self._pace: Pace | None = None
         self._safe = -1
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -441,46 +309,22 @@ class CheckEqual(Callback):
         self._members = [
             np.array([i for i, cut in enumerate(cuts) if cut == kind], int) for kind in self._kinds
         ]
-        self._hashes = Hashes([w.array for w in self._watched], self.every)
-        self._pace = Pace() if self._hashes.spread else None
-        if self.spread > 1:  # of an earlier `fit`
-            self._hashes.set_spread(self.spread)
-        self.spread = self._hashes.spread
         self.compare(trainer)
 
-    def on_epoch_start(self, trainer: Training) -> None:
-        """Do not count an evaluation as part of a step."""
-        if self._pace is not None:
-            self._pace.pause()
-
     def on_step_end(self, trainer: Training) -> None:
-        """Hash arrays, and compare them if it is time. Collective: all ranks call it."""
-        if self._hashes is None:
-            return
-        step = trainer.optimizer.iterations
-        self._read_numbers(trainer)
-        if step % self.every == 0:
+        """Compare the ranks if it is time. Collective: all ranks call it."""
+        if trainer.optimizer.iterations % self.every == 0:
             self.compare(trainer)
-            if self._pace is not None:
-                self._pace.pause()
-        elif self._pace is None:
-            self._hashes.after(step)
-        elif self._pace.measure(self._hashes, step):
-            self._hashes.set_spread(trainer.comm.gather_object(self._pace.spread())[0])
-            self.spread, self._pace = self._hashes.spread, None
 
     def on_fit_end(self, trainer: Training) -> None:
         """Compare the results of training. Collective: all ranks call it."""
-        if self._hashes is not None and self._safe != trainer.optimizer.iterations:
+        if self._safe != trainer.optimizer.iterations:
             self.compare(trainer)
 
     def close(self) -> None:
         """Release the arrays."""
         self._watched, self._members = [], []
-        self._hashes, self._safe = None, -1
-
-    def _read_numbers(self, trainer: Training) -> None:
-        self._numbers[:] = trainer.optimizer.iterations, trainer.optimizer.lr_now
+        self._safe = -1
 
     def compare(self, trainer: Training) -> None:
         """Compare the ranks now. Collective: all ranks call it, while `fit` runs.
@@ -490,11 +334,11 @@ class CheckEqual(Callback):
         AgreedError
             On all ranks, if they differ.
         """
-        if self._hashes is None:
+        if not self._watched:
             return
         comm, step = trainer.comm, trainer.optimizer.iterations
-        self._read_numbers(trainer)
-        hashes = self._hashes.complete(step)
+        self._numbers[:] = step, trainer.optimizer.lr_now
+        hashes = hash_all([w.array for w in self._watched])
         own = hash_all([hashes[members] for members in self._members])
         everywhere = np.empty(comm.size * len(own), np.uint64)
         comm.allgather(own, [len(own)] * comm.size, everywhere)
@@ -504,9 +348,8 @@ class CheckEqual(Callback):
             for column, kind in enumerate(self._kinds)
             for ranks in groups(self._places, kind)
         ):
-            found = find_differences(comm, self._places, self._watched, self._hashes)
-            raise error_of(comm, found[0], self._watched, len(found) - 1, self._safe)
-        self._hashes.forget()
+            found = find_differences(comm, self._places, self._watched, hashes)
+            raise error_of(comm, found[0], self._watched, len(found) - 1, (self._safe, step))
         self._safe = step
 
 

@@ -11,13 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydtnn.cli.child import ENDING, Ended, run_child
 from pydtnn.cli.config import TrainConfig, typed
-from pydtnn.cli.hosts import PROBE, Placement, place, read_placement, silent_hosts
-from pydtnn.cli.joining import REQUEST, ask, joinable, mesh_on, requested
+from pydtnn.cli.hosts import PROBE, place, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments
 from pydtnn.cli.run_directory import (
     INITIAL,
@@ -33,20 +32,13 @@ from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.training.run_folder import RUN_FILE, is_run, read_about
 from pydtnn.utils.command import HelpFormatter, Parser, printing
-from pydtnn.utils.errors import (
-    MoreRanksError,
-    NotSavedError,
-    describe,
-    printable,
-    requested_traceback,
-)
+from pydtnn.utils.errors import NotSavedError, describe, printable, requested_traceback
 from pydtnn.utils.names import some
 
 EXAMPLES = """examples:
   python -m pydtnn.launch -- mpirun -np 8 python -m pydtnn.train --model resnet44
   python -m pydtnn.launch --restarts 10 -- mpirun -np 8 --hostfile hosts \\
       python -m pydtnn.train --dataset cifar10 --global-batch-size 512 --output-dir runs/mine
-  python -m pydtnn.launch --join runs/mine --ranks 4
 """
 
 MOST_STALLED = 2
@@ -75,9 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with printing():
             options = _parse(sys.argv[1:] if arguments is None else arguments)
-            if options.join is not None:
-                print(ask(Path(options.join), options.ranks), flush=True)
-                return 0
             return Launch(options.command, options.restarts, options.probe).run()
     except Exception as error:
         text = describe(error)
@@ -90,8 +79,7 @@ def create_parser() -> Parser:
     """Return the parser of the options before ``--``."""
     parser = Parser(
         prog="python -m pydtnn.launch",
-        usage="python -m pydtnn.launch [options] -- [mpirun ...] python -m pydtnn.train [options]"
-        "\n       python -m pydtnn.launch --join RUN [--ranks N]",
+        usage="python -m pydtnn.launch [options] -- [mpirun ...] python -m pydtnn.train [options]",
         description="Run a training, and run it again from its last checkpoint if it fails.",
         epilog=EXAMPLES,
         formatter_class=HelpFormatter,
@@ -105,15 +93,6 @@ def create_parser() -> Parser:
         metavar="COMMAND",
         help="after a failure, tests whether a host in the arguments of mpirun answers; the run "
         f"continues on those that do; empty for none; default: {PROBE}",
-    )
-    parser.add_argument(
-        "--join",
-        metavar="RUN",
-        help="instead of a command: have the run in this folder, which another pydtnn.launch has "
-        "started, continue on more ranks after its epoch",
-    )
-    parser.add_argument(
-        "--ranks", type=_ranks, default=1, metavar="N", help="ranks that join; default: 1"
     )
     parser.add_argument(
         "command",
@@ -130,16 +109,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _ranks(text: str) -> int:
-    if not re.fullmatch("0*[1-9][0-9]{0,5}", text):
-        raise argparse.ArgumentTypeError(f"expected a number of ranks from 1, got {text!r}")
-    return int(text)
-
-
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options before the first ``--``, and the command behind it."""
-    joins = any(word.partition("=")[0] == "--join" for word in arguments)
-    if "--" not in arguments and arguments and not joins and not {"-h", "--help"} & {*arguments}:
+    if "--" not in arguments and arguments and not {"-h", "--help"} & {*arguments}:
         raise ValueError(
             "launch: expected -- before the command to run; write: python -m pydtnn.launch "
             "--restarts 3 -- mpirun -np 8 python -m pydtnn.train --model resnet44"
@@ -147,8 +119,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     at = [*arguments, "--"].index("--")
     options = create_parser().parse_args(arguments[:at] or ["--help"] * (not arguments))
     options.command = [*arguments[at + 1 :]]
-    if options.join is not None and options.command:
-        raise ValueError("launch: --join: expected no command, as the run has one; omit it")
     return options
 
 
@@ -236,9 +206,6 @@ class Launch:
         self._before, self._options = [*command[:at]], [*command[at:]]
         self._restarts, self._probe = restarts, probe
         self._placement = self._given = read_placement(self._before)
-        self._smaller: Placement | None = None  # until a run on more ranks has begun
-        self._mesh: str | None = None  # on another number of ranks than the given one
-        self._lost: set[str] = set()
         given = Arguments(self._options)
         start = {}
         if given.folder is not None:
@@ -250,7 +217,7 @@ class Launch:
 
     def run(self) -> int:
         """Run until the end; return the exit status."""
-        with self._folder() as folder, joinable(folder, self._config, self._given.ranks):
+        with self._folder() as folder:
             command = self._first(folder)
             stalled = number = 0
             while True:
@@ -258,11 +225,6 @@ class Launch:
                 ended = run_child(command)
                 after = Progress.of(folder)
                 began = before.started != after.started
-                if began:
-                    self._smaller = None
-                if self._changes_ranks(folder, ended):
-                    command = self._again(folder, number)
-                    continue
                 if not failed(ended, began=began, complete=began and after.ended):
                     return ended.status
                 stalled = stalled + 1 if number and after.step <= before.step else 0
@@ -283,29 +245,6 @@ class Launch:
                     f"{start}{without}"
                 )
                 command = self._again(folder, number)
-
-    def _changes_ranks(self, folder: Path, ended: Ended) -> bool:
-        """Return whether the run is to continue on more ranks, or not on them after all."""
-        more = requested(folder) if ended.status == MoreRanksError.status else 0
-        if not ended.status or {*ENDING} & {*ended.signals}:
-            return False
-        if self._smaller is not None:
-            self._placement, self._smaller = self._smaller, None
-            what = f"{reason(ended)}; no ranks join"
-        elif more:
-            ranks = read_run(str(folder)).ranks
-            self._smaller = replace(self._placement, ranks=ranks)
-            found = read_placement(self._before).hosts  # a file may have more than before
-            hosts = tuple(host for host in found if host.name not in self._lost)
-            self._placement = Placement(hosts, ranks + more)
-            what = f"{more} rank{'s join' if more > 1 else ' joins'}"
-        else:
-            return False
-        (folder / REQUEST).unlink(missing_ok=True)
-        self._mesh = mesh_on(self._placement.ranks, self._config.parallel)
-        _wait_until_unlocked(folder)
-        _say(f"{what}; continuing on {self._placement.ranks} ranks")
-        return True
 
     def _why_given_up(self, stalled: int, after: Progress) -> str:
         """Return why there is no further restart, and from where to continue."""
@@ -357,13 +296,9 @@ class Launch:
         if find_checkpoints(folder):
             left_out |= {*INITIAL}
         if is_run(folder):
-            where = ["--resume", str(folder)]
-            if self._placement != self._given and self._mesh is not None:
-                where += ["--parallel", self._mesh]
-                left_out -= {*OF_THE_MESH} - {"parallel"}
+            options = ["--resume", str(folder)]
         else:
-            where, left_out = ["--output-dir", str(folder)], {"output_dir", "resume"}
-        options = where
+            options, left_out = ["--output-dir", str(folder)], {"output_dir", "resume"}
         for name in sorted(self._names - left_out):
             options += _typed(self._config, name, number)
         return [*before, *options]
@@ -378,8 +313,7 @@ class Launch:
             _say(f"hosts were not tested, since --probe cannot be run ({describe(error)})")
             return []
         if lost:
-            self._placement, self._mesh = self._placement.without(lost), None
-            self._lost.update(lost)
+            self._placement = self._placement.without(lost)
         return lost
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,17 +15,12 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.child import Ended
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.joining import joinable, requested
-from pydtnn.cli.run_directory import claim
 from pydtnn.launch import UNEXPECTED, Launch, failed, find_options, main, reason
-from pydtnn.tools.runs.run import load_run
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.utils.errors import MoreRanksError
 from tests.each import each
 from tests.launch import MPICH, is_openmpi, mpiexec, why_not
 from tests.ranks import ranks_of, wait_for
-from tests.small_run import TINY, only_line, processes_in
+from tests.small_run import TINY, processes_in
 
 EXACT = ["--exact", "--tuning=fixed", "--shards=4", "--checkpoint-steps=4", "--save=net.pydtnn"]
 EPOCHS = "--epochs=12"
@@ -261,78 +254,3 @@ def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path):
     assert f"restart 1 of 5: rank {victim}: terminated unexpectedly" in lines[0]
     assert "continuing from run/checkpoint-" in lines[0]
     assert weights(tmp_path) == expected
-
-
-@mpi
-@pytest.mark.long
-def test_ranks_that_join_change_no_byte(tmp_path, capfd):
-    expected = undisturbed()
-    run = tmp_path / "run"
-    with launch(tmp_path, 2, [EPOCHS]) as process:
-        wait_for(lambda: len(find_checkpoints(run)) > 0)
-        assert main(["--join", str(run), "--ranks", "2"]) == 0
-        assert process.stderr is not None
-        told = process.stderr.read()
-        assert process.wait(60) == 0, told
-    assert capfd.readouterr().out == f"{run}: continues on 4 instead of 2 ranks after this epoch\n"
-    lines = told.splitlines()
-    assert re.fullmatch("training has ended after epoch .* with 2 more ranks", lines[0]), told
-    assert lines[1:] == ["pydtnn.launch: 2 ranks join; continuing on 4 ranks"]
-    assert load_run(run).about["ranks"] == 4
-    assert weights(tmp_path) == expected
-    assert not [*run.glob("join*"), *run.glob("launch*")]
-    assert main(["--join", str(run)]) == 1
-    assert "has ended; continue with --resume" in capfd.readouterr().err
-
-
-def test_a_run_that_cannot_have_more_ranks_continues_on_those_it_had(inside, capfd):
-    asks = '(folder / "join.json").write_text(\'{"ranks": 4}\')'
-    begins = CHECKPOINT.replace('"ended"', '"ranks": 4, "global_batch_size": 64, "ended"')
-    mpirun = mpirun_in(
-        inside,
-        f"{COUNTED}\nif len(done) == 1:\n    sys.exit(7)\n{begins}\n"
-        f"if not done:\n    {asks}\nsys.exit(0 if done else {MoreRanksError.status})",
-    )
-    command = [str(mpirun), "-np", "4", "pydtnn-train", "--parallel=data=2,filter=2", "--lr=1"]
-    assert Launch(command, 0).run() == 0
-    again = "--resume runs/resnet44-synthetic-1"
-    assert attempts(inside)[1:] == [
-        f"-np 8 pydtnn-train {again} --parallel data=4,filter=2 --lr 1.0",
-        f"-np 4 pydtnn-train {again} --lr 1.0 --parallel data=2,filter=2",
-    ]
-    assert capfd.readouterr().err.splitlines() == [
-        "pydtnn.launch: 4 ranks join; continuing on 8 ranks",
-        "pydtnn.launch: the run has ended (status 7); no ranks join; continuing on 4 ranks",
-    ]
-
-
-def test_a_request_for_ranks_is_checked(inside, capsys):
-    def refusal(*arguments: str) -> str:
-        assert main(["--join", *arguments]) == 1
-        return only_line(capsys.readouterr().err)
-
-    assert "nowhere does not exist" in refusal("nowhere")
-    assert "expected a number of ranks from 1, got '0'" in refusal("nowhere", "--ranks=0")
-    assert "expected no command" in refusal("nowhere", "--", "pydtnn-train")
-    run = Path("run")
-    config = TrainConfig(parallel="data=2,filter=2")
-    with joinable(run, config, 4):
-        assert "has not begun to train; try again later" in refusal("run")
-        (run / "run.json").write_text('{"ranks": 4}')
-        assert "expected a multiple of 2 ranks, the parts of the network, got 5" in refusal("run")
-    for ranks in (0, 4):
-        with joinable(run, config, ranks):
-            if not ranks:
-                assert "no number of ranks that can be changed" in refusal("run", "--ranks=2")
-                continue
-            assert main(["--join", "run", "--ranks=2"]) == 0
-            assert requested(run) == 2
-            assert "2 ranks have been asked for" in refusal("run", "--ranks=4")
-            with pytest.raises(BlockingIOError, match="another pydtnn.launch is running in run"):
-                joinable(run, config, 4).__enter__()
-            (run / "join.json").write_text("[]")
-            assert requested(run) == 0
-    assert "run has ended; continue with --resume" in refusal("run")
-    with contextlib.ExitStack() as held:
-        claim(run, held)
-        assert "run has not been started by pydtnn.launch" in refusal("run")

@@ -28,7 +28,7 @@ SPACE = "fixed: {{model: mlp, epochs: {epochs}}}\nspace: {{lr: [{lr}]}}\n{more}\
 TRAINING = [
     [*TINY, "--output-dir=runs/a", "--save=new/weights.safetensors"],
     [*TINY, *NEW, "--schedule-options.rise=-1"],
-    [*TINY, *NEW, "--accumulation=99", "--trace=new/trace", "--mlperf-log=new/log"],
+    [*TINY, *NEW, "--accumulation=99", "--trace=new/trace"],
     [*TINY, *NEW, "--accumulation=99", "--save=other/new.pydtnn", "--tensorboard"],
     [*TINY, *NEW, "--save=pictures"],
     [*TINY, *NEW, "--save=weights.safetensors/new/w.safetensors"],
@@ -42,7 +42,7 @@ TRAINING = [
     [*TINY, *NEW, "--parallel=filter=2"],
     # continuing
     [*AGAIN, "--batch-size=8", "--trace=new/trace"],
-    [*AGAIN, "--global-batch-size=8", "--save=new/m.pydtnn", "--mlperf-log=new/log"],
+    [*AGAIN, "--global-batch-size=8", "--save=new/m.pydtnn"],
     [*AGAIN, "--model=cnn"],
     [*AGAIN, "--metrics=top2_accuracy"],
     [*AGAIN, "--dataset-options.shape=[10, 10, 1]"],
@@ -63,7 +63,7 @@ LAUNCH = ["--", "python", "-m", "pydtnn.train"]
 
 OTHERS = {
     "launch": [["python"], [*LAUNCH, "--evaluate-only"], [*LAUNCH, "--resume=runs/none"]]
-    + [[*LAUNCH, "--nonsense=3"], ["--join", "runs/a"], ["--join", "pictures"]],
+    + [[*LAUNCH, "--nonsense=3"]],
     "predict": [
         ["none.pydtnn", "pictures/train/ant/0.png"],
         ["model.pydtnn", "weights.safetensors", "--csv=new/p.csv"],

@@ -7,7 +7,6 @@ from pydtnn.callbacks.balance import Balance
 from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
 from pydtnn.callbacks.measurements import MeasurementWriter
-from pydtnn.callbacks.mlperf import MLPerfLog
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.slow_ranks import SlowRanks
@@ -30,7 +29,6 @@ __all__ = [
     "ExponentialMovingAverage",
     "FunctionCallback",
     "HistoryWriter",
-    "MLPerfLog",
     "MLflow",
     "MeasurementWriter",
     "Monitor",

@@ -21,7 +21,6 @@ from pydtnn.callbacks import (
     HistoryWriter,
     MeasurementWriter,
     MLflow,
-    MLPerfLog,
     ReduceOnPlateau,
     SlowRanks,
     StopAtMetric,
@@ -29,7 +28,6 @@ from pydtnn.callbacks import (
     WandB,
 )
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.joining import Joining
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.cli.step_meter import StepMeter
@@ -60,7 +58,6 @@ from pydtnn.training.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.training.workload import Workload
 from pydtnn.utils import clock
-from pydtnn.utils.machine import cpu_name
 from pydtnn.utils.names import unknown
 from pydtnn.utils.tools import find_tool
 
@@ -284,8 +281,6 @@ def create_job(
         before = survival.job
     if before is None:
         callbacks = create_callbacks(config, comm, directory, parts, meter)
-        if config.mlperf_log and not config.evaluate_only:
-            callbacks.append(create_mlperf_log(config, len(train), len(validation)))
         recorder = None
         if config.trace is not None:
             recorder = Recorder(config.traced_steps(), clock.virtual())
@@ -486,20 +481,4 @@ def create_callbacks(
                 **common,
             )
         )
-    return callbacks if config.virtual_ranks else [*callbacks, Joining(directory, config)]
-
-
-def create_mlperf_log(config: TrainConfig, train: int, validation: int) -> MLPerfLog:
-    """Create the callback of `--mlperf-log`; networks of one kind are one benchmark."""
-    facts = {
-        "submission_benchmark": config.model.rstrip("0123456789"),
-        "submission_org": "unknown",
-        "submission_division": "open",
-        "submission_status": "research",
-        "submission_platform": cpu_name(),
-        "train_samples": train,
-        "eval_samples": validation,
-        "seed": config.seed,
-        "gradient_accumulation_steps": config.accumulation or 1,
-    }
-    return MLPerfLog(str(config.mlperf_log), facts)
+    return callbacks

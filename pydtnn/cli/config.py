@@ -326,12 +326,6 @@ class TrainConfig:
         "report options, results and the model to this project of Weights & Biases; requires the "
         "package wandb",
     )
-    mlperf_log: str | None = option(
-        OBSERVATION,
-        str,
-        "write the log of MLPerf training, which the checker of MLCommons reads, to this file",
-        metavar="FILE",
-    )
     epochs: int = option(TRAINING, 4, "passes over the training set", at_least=1)
     steps_per_epoch: int | None = option(
         TRAINING, int, "limit epochs to this number of steps", at_least=1

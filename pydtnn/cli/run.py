@@ -48,7 +48,6 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import (
     AgreedError,
     Interrupted,
-    MoreRanksError,
     NotSavedError,
     RankFailure,
     describe,
@@ -217,7 +216,7 @@ def _recorded(comm: Communicator, job: Job) -> Iterator[None]:
     """
     try:
         yield
-    except (Interrupted, MoreRanksError, NotSavedError):
+    except (Interrupted, NotSavedError):
         raise
     except Exception as error:
         agreed = isinstance(error, AgreedError) and comm.rank == 0

@@ -283,7 +283,12 @@ def remove_empty(made: Iterable[Path]) -> None:
 
 TRACE = ("trace", "trace_steps", "trace_kernels")
 
-NOT_KEPT = ("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE)
+REMOVED = ("mlperf_log",)
+"""Options of earlier versions that had no effect on training."""
+
+NOT_KEPT = (
+    *("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE, *REMOVED),
+)
 """Options that are not taken from the earlier run: each command sets its own."""
 
 INITIAL = ("load", "load_options")
@@ -333,7 +338,7 @@ def read_run(folder: str) -> Run:
     if not isinstance(options, dict) or not options:
         raise ValueError(f"train: --resume: {folder} contains no options of a run; {advice}")
     for name in options:
-        if name not in flags(TrainConfig):
+        if name not in (*flags(TrainConfig), *REMOVED):
             raise ValueError(
                 f"train: --resume: the run in {folder} has the option {name!r} of another version; "
                 + advice

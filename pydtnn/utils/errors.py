@@ -63,12 +63,6 @@ class TooFewRanksError(AgreedError):
     status = 75  # EX_TEMPFAIL of sysexits.h, as after --timeout
 
 
-class MoreRanksError(AgreedError):
-    """Training has ended after an epoch, so that `pydtnn.launch` continues it on more ranks."""
-
-    status = 79  # none of sysexits.h
-
-
 class RankFailure(BaseException):
     """Other ranks have failed: raised by every call on a communicator that has one of them.
 

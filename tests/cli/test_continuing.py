@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.run_directory import Run, describe_changes, start_values
+from pydtnn.cli.run_directory import Run, describe_changes, read_run, start_values
 from pydtnn.train import main
 from tests.each import each
 from tests.small_run import TINY, only_line
@@ -138,3 +138,9 @@ def test_options_that_each_command_sets_are_not_changes():
     assert describe_changes(run, other) == (
         "--model-options {} -> {a: b}, --lr none -> 0.5, --overlap true -> false"
     )
+
+
+def test_options_of_earlier_versions_without_effect_on_training_are_left_out(tmp_path):
+    configuration = {"epochs": 3, "mlperf_log": "log.txt"}
+    (tmp_path / "run.json").write_text(json.dumps({"configuration": configuration}))
+    assert read_run(str(tmp_path)).options == {"epochs": 3}

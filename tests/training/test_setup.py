@@ -14,7 +14,6 @@ from pydtnn.callbacks import (
     BestWeights,
     Callback,
     EarlyStopping,
-    MLPerfLog,
     ReduceOnPlateau,
     StopAtMetric,
 )
@@ -128,10 +127,3 @@ def test_a_state_that_exists_only_in_training_is_refused_in_another_one():
     with pytest.raises(ValueError, match="^Counter: expected a new object, got that of another"):
         small_fit(trainer, 1)
     assert trainer.optimizer.iterations == 0
-
-
-def test_the_log_of_a_second_training_has_its_lines_only(tmp_path):
-    log = MLPerfLog(tmp_path / "log", {})
-    for _ in range(2):
-        small_fit(small_trainer(None, log), 1)
-    assert (tmp_path / "log").read_text().count('"run_start"') == 1

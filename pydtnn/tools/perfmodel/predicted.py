@@ -161,7 +161,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every", "grace"),
         *("checkpoint_local", "checkpoint_local_every"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
-        *("mlflow", "wandb", "mlperf_log"),
+        *("mlflow", "wandb"),
         *("timeout", "straggler_factor", "balance", "restore_best"),
         *("survive", "min_ranks", "buddy_interval"),
     ),

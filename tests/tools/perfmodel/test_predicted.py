@@ -220,7 +220,7 @@ VALUES: dict[str, Any] = {
     **{"checkpoint_every": "5min", "mtbf": "1 h", "keep_every": 10, "grace": 30.0},
     **{"checkpoint_local": "local", "checkpoint_local_every": "7 steps"},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
-    **{"mlflow": "digits", "wandb": "digits", "mlperf_log": "mlperf.log"},
+    **{"mlflow": "digits", "wandb": "digits"},
     **{"min_ranks": 2, "buddy_interval": "5 steps"},
     **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},
     **{"virtual_ranks": 4, "platform": "cpu-10gbit", "compute": "file", "disturb": "file"},

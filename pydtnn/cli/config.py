@@ -42,19 +42,24 @@ class Flag(Option):
     Attributes
     ----------
     group : str
-        Group on the help page.
+        Group on the help page: `GROUP` of the class that declares the option.
     help : str
         Description on the help page.
     metavar : str
         Placeholder of the value on the help page; empty if the option has no value.
     """
 
-    def __init__(self, group: str, help: str, metavar: str | None, *declared: Any) -> None:
+    group: str
+
+    def __init__(self, help: str, metavar: str | None, *declared: Any) -> None:
         super().__init__(*declared)
         shown = "{" + ",".join(self.choices) + "}" if self.choices else PLACEHOLDERS.get(self.kind)
-        self.group = group
         self.help = help
         self.metavar = metavar or shown or ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__set_name__(owner, name)
+        self.group = vars(owner)["GROUP"]
 
     @property
     def label(self) -> str:
@@ -75,7 +80,6 @@ class Flag(Option):
 
 
 def option(
-    group: str,
     default: Any,
     help: str,
     *,
@@ -87,12 +91,12 @@ def option(
 
     Parameters
     ----------
-    group, help, metavar : str
+    help, metavar : str
         See `Flag`; the default placeholder is the list of choices, or one of `PLACEHOLDERS`.
     default, among, **limits
         See `pydtnn.utils.option.option`.
     """
-    return Flag(group, help, metavar, default, among, limits)
+    return Flag(help, metavar, default, among, limits)
 
 
 def flags(config: type) -> dict[str, Flag]:
@@ -138,7 +142,486 @@ def read_axes(text: str | None) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class _ModelOptions:
+    """Network and data."""
+
+    GROUP = MODEL
+    model: str = option("resnet44", "name of a model, or path/to/file.py:function")
+    model_options: dict[str, Any] = option({}, 'options of the model, such as {"shortcut": "A"}')
+    dataset: str = option("synthetic", "name of a data set, or path/to/file.py:function")
+    dataset_options: dict[str, Any] = option(
+        {}, 'options of the data set, such as {"samples": 20000}'
+    )
+    data_dir: str | None = option(
+        str,
+        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
+        metavar="FOLDER",
+    )
+    stage: str | None = option(
+        str,
+        "copy the shards to this folder of each host first, such as /local/me, and read them there",
+        metavar="FOLDER",
+    )
+    download: bool = option(False, "download the data if they are missing")
+    image_size: int | None = option(
+        int,
+        "height and width of samples, to which images from files are resized and cropped",
+        at_least=1,
+    )
+    skip_bad: bool = option(
+        False, "omit files of a folder that are not images, instead of an error"
+    )
+    exif_rotation: bool = option(True, "turn photographs to the orientation in their metadata")
+    validation_split: float = option(
+        0.0,
+        "validate on this fraction of the training set instead of the test set",
+        at_least=0,
+        below=1,
+    )
+    augment: str = option(
+        "",
+        "augmentation of training images: crop:4,flip,jitter or resized_crop:0.3,randaugment:2:9",
+        metavar="LIST",
+    )
+    mixup: float | None = option(
+        float,
+        "average pairs of training samples and their labels, with weights from Beta(X, X): 0.2",
+        above=0,
+    )
+    cutmix: float | None = option(
+        float,
+        "replace a box of each training image by that of another one, and mix their labels by "
+        "area, which is from Beta(X, X): 1.0; with --mixup, one of the two for each sample",
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
+class _TrainingOptions:
+    """What is trained, how long, and in which precision."""
+
+    GROUP = TRAINING
+    epochs: int = option(4, "passes over the training set", at_least=1)
+    steps_per_epoch: int | None = option(int, "limit epochs to this number of steps", at_least=1)
+    batch_size: int | None = option(
+        int,
+        "samples per rank and step; by default 64, or fewer if the data set has fewer samples",
+        at_least=1,
+    )
+    global_batch_size: int | None = option(
+        int, "samples of all ranks per step; replaces --batch-size", at_least=1
+    )
+    drop_last: bool = option(
+        False, "omit the last step of an epoch if it has fewer samples than the others"
+    )
+    class_balanced: bool = option(
+        False, "draw training samples with replacement, all classes equally often"
+    )
+    accumulation: int = option(1, "micro-batches per step and rank, to save memory", at_least=1)
+    loss: str = option("cross_entropy", "loss to minimise, or path/to/file.py:Class")
+    loss_options: dict[str, Any] = option(
+        {},
+        'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
+    )
+    auxiliary_weights: str = option(
+        "",
+        "factors of the losses of auxiliary outputs, which are trained but not evaluated: 0.3,0.3",
+        metavar="LIST",
+    )
+    label_smoothing: float = option(0.0, "of cross_entropy", at_least=0, below=1)
+    metrics: str | None = option(
+        str,
+        "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class; by "
+        "default those of the loss, and none for an empty list",
+        metavar="LIST",
+    )
+    monitor: str | None = option(
+        str,
+        "value monitored for the best weights, --restore-best, --early-stopping, --stop-at and "
+        "--plateau; "
+        "by default the first validation metric",
+    )
+    early_stopping: int | None = option(
+        int, "stop after this number of epochs without improvement", at_least=1
+    )
+    restore_best: bool = option(
+        False, "end with the weights of the best epoch, which --save then writes"
+    )
+    stop_at: float | None = option(float, "stop when the monitored value reaches this")
+    ema: float | None = option(
+        float,
+        "evaluate and save an exponential moving average of the weights, with this decay: 0.999",
+        above=0,
+        below=1,
+    )
+    freeze: str = option(
+        "",
+        "layers whose parameters are not trained: stem,stage1, or with wildcards",
+        metavar="LIST",
+    )
+    sync_batch_norm: bool = option(
+        False, "normalise over the batch of all ranks instead of each rank's own"
+    )
+    exact: bool = option(
+        False, "the same bytes for any number of ranks and threads; needs --global-batch-size"
+    )
+    shards: int = option(
+        8,
+        "with --exact: slices of each batch that are computed one by one; at least one per rank",
+        at_least=1,
+    )
+    seed: int = option(0, "of weights, order, augmentation and dropout", at_least=0)
+    dtype: str = option(
+        "float32",
+        "with bfloat16 and float16, parameters and gradients stay float32; float16 is slow with "
+        "--device cpu, which runs the readable reference",
+        among=("float32", "float64", "bfloat16", "float16"),
+    )
+    formats: str | None = option(
+        str,
+        "round activations, weights, gradients, the state of the optimizer and messages to fewer "
+        "bits, and compute in float32: "
+        "activations=e4m3fn,weights=e2m1:32",
+        metavar="LIST",
+    )
+
+
+@dataclass(frozen=True)
+class _OptimizerOptions:
+    """Update rule and learning rate."""
+
+    GROUP = OPTIMIZER
+    optimizer: str = option("sgd", "update rule, or path/to/file.py:Class")
+    lr: float | None = option(
+        float, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
+    )
+    momentum: float | None = option(float, "of sgd and lars, by default 0.9", at_least=0, below=1)
+    weight_decay: float | None = option(
+        float,
+        "of all but biases and norms; by default the rule's own (0.01 of adamw and lamb) or 1e-4",
+        at_least=0,
+    )
+    clip_norm: float | None = option(float, "largest global norm of the gradient", above=0)
+    optimizer_options: dict[str, Any] = option(
+        {}, 'further options of the rule, such as {"nesterov": true}'
+    )
+    schedule: str = option(
+        "triangular", "learning rate schedule, or path/to/file.py:function of the step"
+    )
+    schedule_options: dict[str, Any] = option({}, 'options of the schedule, such as {"rise": 0.3}')
+    warmup_epochs: float = option(0.0, "epochs of linear warm-up before the schedule", at_least=0)
+    lr_scaling: str = option(
+        "none",
+        "scale the learning rate with global batch / --lr-base-batch",
+        among=("none", "linear", "sqrt"),
+    )
+    lr_base_batch: int = option(
+        64, "global batch that --lr is meant for, with --lr-scaling", at_least=1
+    )
+    plateau: int | None = option(
+        int, "reduce the learning rate after this number of epochs without improvement", at_least=1
+    )
+    plateau_factor: float = option(0.1, "factor of that reduction", above=0, below=1)
+
+
+@dataclass(frozen=True)
+class _OutputOptions:
+    """Files that a run reads and writes."""
+
+    GROUP = OUTPUT
+    output_dir: str | None = option(
+        str, "folder of the run; by default a new one, runs/MODEL-DATASET-NUMBER", metavar="FOLDER"
+    )
+    save: str | None = option(
+        str,
+        "write the final model to this folder, such as digits.pydtnn, for pydtnn.load; a name that "
+        "ends in .safetensors is a file of the weights only",
+        metavar="PATH",
+    )
+    load: str | None = option(str, "start from a file of weights, or a state dict", metavar="FILE")
+    load_options: dict[str, Any] = option(
+        {},
+        'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
+    )
+    resume: bool = option(
+        False,
+        "continue the run in FOLDER with its own options, which further options override; without "
+        "FOLDER, continue from the newest checkpoint in --output-dir",
+        metavar="FOLDER",
+    )
+    evaluate_only: bool = option(False, "evaluate the weights of --load or --resume, and exit")
+    checkpoint_epochs: int = option(
+        1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
+    )
+    checkpoint_steps: int | None = option(int, "steps between checkpoints", at_least=1)
+    checkpoint_every: str | None = option(
+        str,
+        "interval of checkpoints, instead of --checkpoint-epochs: 5min, '200 steps', '2 epochs' or "
+        "auto, by their measured cost and --mtbf",
+        metavar="INTERVAL",
+    )
+    checkpoint_local: str | None = option(
+        str,
+        "folder on a disk of each host, in which its ranks write checkpoints for themselves, "
+        "besides those of all in --output-dir; --resume takes the newest of any host",
+        metavar="FOLDER",
+    )
+    checkpoint_local_every: str = option(
+        AUTO,
+        "interval of checkpoints in --checkpoint-local, as of --checkpoint-every",
+        metavar="INTERVAL",
+    )
+    mtbf: str = option(
+        DEFAULT_MTBF,
+        "for intervals that are auto: mean time between two failures of the run",
+        metavar="TIME",
+    )
+    checkpoint_background: bool = option(
+        True, "flush checkpoints to the disk while training continues"
+    )
+    grace: float | None = option(
+        float,
+        "let SIGUSR1, which Slurm sends before it ends a job, save and end the run as SIGTERM "
+        "does, after a step that may take this time, in s; by default 20, and SIGUSR1 only reports",
+        above=0,
+    )
+    keep: int = option(2, "last checkpoints to keep", at_least=1)
+    keep_every: int | None = option(
+        int, "keep also one of this number of earlier checkpoints", at_least=1
+    )
+    progress: str = option(
+        "auto",
+        "a bar, plain lines, or none; auto is a bar on a terminal and plain lines elsewhere",
+        among=("auto", "bar", "plain", "none"),
+    )
+    verbose: bool = option(
+        False, "log choices of algorithms, messages, files and times of the start"
+    )
+    quiet: bool = option(False, "print errors and the final result only")
+
+
+@dataclass(frozen=True)
+class _ObservationOptions:
+    """What a run records."""
+
+    GROUP = OBSERVATION
+    trace: str | None = option(
+        str,
+        "record what every rank does, and write it to this folder: docs/tracing.md",
+        metavar="FOLDER",
+    )
+    trace_steps: str | None = option(
+        str,
+        "record these steps only, counted from 0 at the start of this run, such as 10:20, which "
+        "excludes step 20",
+        metavar="FIRST:STOP",
+    )
+    trace_kernels: bool = option(False, "record every call of a kernel too")
+    check_equal: int | None = option(
+        int,
+        "steps between comparisons of the parameters and the optimizer's state of all ranks; by "
+        "default 100 where these must be equal; with 0 they are not compared",
+        at_least=0,
+    )
+    tensorboard: bool = option(
+        False,
+        "write curves, the graph of layers and hyper-parameters for TensorBoard to the folder "
+        "tensorboard of the run; requires the package tensorboardX",
+    )
+    tensorboard_histograms: int | None = option(
+        int, "with --tensorboard: epochs between histograms of parameters and gradients", at_least=1
+    )
+    mlflow: str | None = option(
+        str,
+        "report options, results and the model to this experiment of MLflow; requires the package "
+        "mlflow",
+    )
+    wandb: str | None = option(
+        str,
+        "report options, results and the model to this project of Weights & Biases; requires the "
+        "package wandb",
+    )
+
+
+@dataclass(frozen=True)
+class _DeviceOptions:
+    """Device, memory and threads."""
+
+    GROUP = DEVICE
+    device: str = option(
+        "cpu",
+        "compiled kernels, one GPU per rank, or the readable reference (slow)",
+        among=("cpu", "cuda", "numpy"),
+    )
+    tf32: bool | None = option(
+        bool,
+        "with --device cuda: round float32 to 10 bits before multiplication; by default "
+        "PYDTNN_TF32, otherwise yes",
+    )
+    graph: bool = option(
+        True, "with --device cuda: replay the training step as one CUDA graph where possible"
+    )
+    fusion: bool = option(True, "fuse batch norm, additions and ReLU into convolutions")
+    recompute: str | None = option(
+        str,
+        "drop values in forward and compute them again in backward, to save memory: in this number "
+        "of parts, between these layers (stage1.?,stage2.?), or auto",
+        metavar="N|LAYERS|auto",
+    )
+    memory_limit: str | None = option(
+        str,
+        "with --recompute auto: compute as little as possible again within this memory per rank, "
+        "such as 2GiB",
+        metavar="SIZE",
+    )
+    threads: int | None = option(
+        int,
+        "threads per rank; by default OMP_NUM_THREADS, otherwise cores / ranks of the host",
+        at_least=1,
+        at_most=MAX_THREADS,
+    )
+    tuning: str | None = option(
+        str,
+        "choose convolution algorithms by measurement, by a fixed rule, or only direct "
+        "ones; by default PYDTNN_TUNING, otherwise measure",
+        among=("measure", "fixed", "direct"),
+    )
+    loader_threads: int = option(
+        1, "threads that prefetch batches; with 0, batches are made on demand", at_least=0
+    )
+
+
+@dataclass(frozen=True)
+class _CommunicationOptions:
+    """Ranks, and what they do if one fails."""
+
+    GROUP = COMMUNICATION
+    timeout: float = option(
+        300.0,
+        "longest wait for other ranks or for a batch, in s; then a table names the rank that is "
+        "late, and all ranks end with status 75; 0 for no limit",
+        at_least=0,
+    )
+    survive: bool = option(
+        False,
+        "continue without ranks that fail, or that are late by --timeout; requires Open MPI and "
+        "mpirun --with-ft ulfm: docs/survival.md",
+    )
+    min_ranks: int = option(
+        1, "with --survive: with fewer ranks, save a checkpoint and end with status 75", at_least=1
+    )
+    buddy_interval: str = option(
+        AUTO,
+        "with --survive: interval of copies of state that not all ranks have: 5min, '20 steps' or "
+        "auto, by their measured cost and --mtbf",
+        metavar="INTERVAL",
+    )
+    straggler_factor: float = option(
+        1.5,
+        "after each epoch, name ranks that compute this many times as long as the others, with the "
+        "phase that takes longer; 0 for none",
+        at_least=0,
+    )
+    balance: bool = option(
+        False,
+        "after each epoch, divide the batches among the ranks by their measured speed; the global "
+        "batch remains",
+    )
+    scheme: str = option("allreduce", "how ranks train together, or path/to/file.py:Class")
+    scheme_options: dict[str, Any] = option({}, 'options of the scheme, such as {"period": 8}')
+    compress: str | None = option(
+        str, "compression of gradients in messages, or path/to/file.py:compressor"
+    )
+    compress_options: dict[str, Any] = option(
+        {}, 'options of the compressor, such as {"share": 0.01}'
+    )
+    allreduce: str = option(
+        "rule",
+        "how arrays are summed: rule is MPI's own way inside a host and a schedule between "
+        "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
+    )
+    overlap: bool = option(True, "exchange gradients while backward runs; --no-overlap to compare")
+    bucket_bytes: int | None = option(
+        int,
+        "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
+        "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
+        at_least=1,
+    )
+    comm: str = option(
+        "auto",
+        "transport of arrays between GPUs: auto is nccl if there are several ranks; mpi copies "
+        "through host memory",
+        among=("auto", "mpi", "nccl"),
+    )
+    cuda_aware: bool = option(False, "with --comm mpi: pass GPU arrays directly to the MPI library")
+    check_messages: bool = option(
+        False, "compare the arguments of every call across ranks, to find errors in a scheme (slow)"
+    )
+    parallel: str | None = option(
+        str,
+        "ranks along each axis of a mesh: data=2,filter=4, or for sharded schemes data=2,shard=4; "
+        "auto is the fastest by the performance model; by default all along data",
+        metavar="LIST",
+    )
+    micro_batches: int | None = option(
+        int, "per rank and step; by default 4 per rank of a pipeline", at_least=1
+    )
+    pipeline_schedule: str = option(
+        "1f1b",
+        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
+        "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
+    )
+    plan: str | None = option(
+        str,
+        "how the network is cut along the axes besides data: a strategy, a YAML file, or its rules "
+        "in braces; by default each axis is used for the strategy of its name",
+    )
+
+
+@dataclass(frozen=True)
+class _VirtualOptions:
+    """Ranks that are threads, with the times of a platform."""
+
+    GROUP = VIRTUAL
+    virtual_ranks: int | None = option(
+        int,
+        "train on this number of ranks that are threads of this process, with the times of "
+        "--platform: docs/virtual-ranks.md",
+        at_least=1,
+        at_most=4096,
+    )
+    platform: str | None = option(
+        str,
+        "name of a platform, or path/to/file.yaml, also for predictions; by default this job's "
+        "ranks, measured in a few seconds",
+        metavar="FILE",
+    )
+    compute: str | None = option(
+        str,
+        "times of computation measured on this machine, in this file, to which missing ones are "
+        "added; by default those of --platform",
+        metavar="FILE",
+    )
+    disturb: str | None = option(
+        str, "slow ranks, jitter, slow links and ranks that fail, in a YAML file", metavar="FILE"
+    )
+    timing_only: bool = option(
+        False,
+        "with --virtual-ranks: predict the time of steps, with kernels that do nothing, and exit",
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig(
+    _VirtualOptions,
+    _CommunicationOptions,
+    _DeviceOptions,
+    _ObservationOptions,
+    _OutputOptions,
+    _OptimizerOptions,
+    _TrainingOptions,
+    _ModelOptions,
+):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -149,529 +632,6 @@ class TrainConfig:
         If a value has a wrong type or is out of range, or options are incompatible. The message
         names the option.
     """
-
-    model: str = option(MODEL, "resnet44", "name of a model, or path/to/file.py:function")
-    model_options: dict[str, Any] = option(
-        MODEL, {}, 'options of the model, such as {"shortcut": "A"}'
-    )
-    dataset: str = option(MODEL, "synthetic", "name of a data set, or path/to/file.py:function")
-    dataset_options: dict[str, Any] = option(
-        MODEL, {}, 'options of the data set, such as {"samples": 20000}'
-    )
-    data_dir: str | None = option(
-        MODEL,
-        str,
-        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
-        metavar="FOLDER",
-    )
-    stage: str | None = option(
-        MODEL,
-        str,
-        "copy the shards to this folder of each host first, such as /local/me, and read them there",
-        metavar="FOLDER",
-    )
-    download: bool = option(MODEL, False, "download the data if they are missing")
-    image_size: int | None = option(
-        MODEL,
-        int,
-        "height and width of samples, to which images from files are resized and cropped",
-        at_least=1,
-    )
-    skip_bad: bool = option(
-        MODEL, False, "omit files of a folder that are not images, instead of an error"
-    )
-    exif_rotation: bool = option(
-        MODEL, True, "turn photographs to the orientation in their metadata"
-    )
-    validation_split: float = option(
-        MODEL,
-        0.0,
-        "validate on this fraction of the training set instead of the test set",
-        at_least=0,
-        below=1,
-    )
-    augment: str = option(
-        MODEL,
-        "",
-        "augmentation of training images: crop:4,flip,jitter or resized_crop:0.3,randaugment:2:9",
-        metavar="LIST",
-    )
-    mixup: float | None = option(
-        MODEL,
-        float,
-        "average pairs of training samples and their labels, with weights from Beta(X, X): 0.2",
-        above=0,
-    )
-    cutmix: float | None = option(
-        MODEL,
-        float,
-        "replace a box of each training image by that of another one, and mix their labels by "
-        "area, which is from Beta(X, X): 1.0; with --mixup, one of the two for each sample",
-        above=0,
-    )
-    timeout: float = option(
-        COMMUNICATION,
-        300.0,
-        "longest wait for other ranks or for a batch, in s; then a table names the rank that is "
-        "late, and all ranks end with status 75; 0 for no limit",
-        at_least=0,
-    )
-    survive: bool = option(
-        COMMUNICATION,
-        False,
-        "continue without ranks that fail, or that are late by --timeout; requires Open MPI and "
-        "mpirun --with-ft ulfm: docs/survival.md",
-    )
-    min_ranks: int = option(
-        COMMUNICATION,
-        1,
-        "with --survive: with fewer ranks, save a checkpoint and end with status 75",
-        at_least=1,
-    )
-    buddy_interval: str = option(
-        COMMUNICATION,
-        AUTO,
-        "with --survive: interval of copies of state that not all ranks have: 5min, '20 steps' or "
-        "auto, by their measured cost and --mtbf",
-        metavar="INTERVAL",
-    )
-    straggler_factor: float = option(
-        COMMUNICATION,
-        1.5,
-        "after each epoch, name ranks that compute this many times as long as the others, with the "
-        "phase that takes longer; 0 for none",
-        at_least=0,
-    )
-    balance: bool = option(
-        COMMUNICATION,
-        False,
-        "after each epoch, divide the batches among the ranks by their measured speed; the global "
-        "batch remains",
-    )
-    virtual_ranks: int | None = option(
-        VIRTUAL,
-        int,
-        "train on this number of ranks that are threads of this process, with the times of "
-        "--platform: docs/virtual-ranks.md",
-        at_least=1,
-        at_most=4096,
-    )
-    platform: str | None = option(
-        VIRTUAL,
-        str,
-        "name of a platform, or path/to/file.yaml, also for predictions; by default this job's "
-        "ranks, measured in a few seconds",
-        metavar="FILE",
-    )
-    compute: str | None = option(
-        VIRTUAL,
-        str,
-        "times of computation measured on this machine, in this file, to which missing ones are "
-        "added; by default those of --platform",
-        metavar="FILE",
-    )
-    disturb: str | None = option(
-        VIRTUAL,
-        str,
-        "slow ranks, jitter, slow links and ranks that fail, in a YAML file",
-        metavar="FILE",
-    )
-    timing_only: bool = option(
-        VIRTUAL,
-        False,
-        "with --virtual-ranks: predict the time of steps, with kernels that do nothing, and exit",
-    )
-    trace: str | None = option(
-        OBSERVATION,
-        str,
-        "record what every rank does, and write it to this folder: docs/tracing.md",
-        metavar="FOLDER",
-    )
-    trace_steps: str | None = option(
-        OBSERVATION,
-        str,
-        "record these steps only, counted from 0 at the start of this run, such as 10:20, which "
-        "excludes step 20",
-        metavar="FIRST:STOP",
-    )
-    trace_kernels: bool = option(OBSERVATION, False, "record every call of a kernel too")
-    check_equal: int | None = option(
-        OBSERVATION,
-        int,
-        "steps between comparisons of the parameters and the optimizer's state of all ranks; by "
-        "default 100 where these must be equal; with 0 they are not compared",
-        at_least=0,
-    )
-    tensorboard: bool = option(
-        OBSERVATION,
-        False,
-        "write curves, the graph of layers and hyper-parameters for TensorBoard to the folder "
-        "tensorboard of the run; requires the package tensorboardX",
-    )
-    tensorboard_histograms: int | None = option(
-        OBSERVATION,
-        int,
-        "with --tensorboard: epochs between histograms of parameters and gradients",
-        at_least=1,
-    )
-    mlflow: str | None = option(
-        OBSERVATION,
-        str,
-        "report options, results and the model to this experiment of MLflow; requires the package "
-        "mlflow",
-    )
-    wandb: str | None = option(
-        OBSERVATION,
-        str,
-        "report options, results and the model to this project of Weights & Biases; requires the "
-        "package wandb",
-    )
-    epochs: int = option(TRAINING, 4, "passes over the training set", at_least=1)
-    steps_per_epoch: int | None = option(
-        TRAINING, int, "limit epochs to this number of steps", at_least=1
-    )
-    batch_size: int | None = option(
-        TRAINING,
-        int,
-        "samples per rank and step; by default 64, or fewer if the data set has fewer samples",
-        at_least=1,
-    )
-    global_batch_size: int | None = option(
-        TRAINING, int, "samples of all ranks per step; replaces --batch-size", at_least=1
-    )
-    drop_last: bool = option(
-        TRAINING, False, "omit the last step of an epoch if it has fewer samples than the others"
-    )
-    class_balanced: bool = option(
-        TRAINING, False, "draw training samples with replacement, all classes equally often"
-    )
-    accumulation: int = option(
-        TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
-    )
-    loss: str = option(TRAINING, "cross_entropy", "loss to minimise, or path/to/file.py:Class")
-    loss_options: dict[str, Any] = option(
-        TRAINING,
-        {},
-        'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
-    )
-    auxiliary_weights: str = option(
-        TRAINING,
-        "",
-        "factors of the losses of auxiliary outputs, which are trained but not evaluated: 0.3,0.3",
-        metavar="LIST",
-    )
-    label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
-    metrics: str | None = option(
-        TRAINING,
-        str,
-        "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class; by "
-        "default those of the loss, and none for an empty list",
-        metavar="LIST",
-    )
-    monitor: str | None = option(
-        TRAINING,
-        str,
-        "value monitored for the best weights, --restore-best, --early-stopping, --stop-at and "
-        "--plateau; "
-        "by default the first validation metric",
-    )
-    early_stopping: int | None = option(
-        TRAINING, int, "stop after this number of epochs without improvement", at_least=1
-    )
-    restore_best: bool = option(
-        TRAINING, False, "end with the weights of the best epoch, which --save then writes"
-    )
-    stop_at: float | None = option(TRAINING, float, "stop when the monitored value reaches this")
-    ema: float | None = option(
-        TRAINING,
-        float,
-        "evaluate and save an exponential moving average of the weights, with this decay: 0.999",
-        above=0,
-        below=1,
-    )
-    freeze: str = option(
-        TRAINING,
-        "",
-        "layers whose parameters are not trained: stem,stage1, or with wildcards",
-        metavar="LIST",
-    )
-    sync_batch_norm: bool = option(
-        TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
-    )
-    exact: bool = option(
-        TRAINING,
-        False,
-        "the same bytes for any number of ranks and threads; needs --global-batch-size",
-    )
-    shards: int = option(
-        TRAINING,
-        8,
-        "with --exact: slices of each batch that are computed one by one; at least one per rank",
-        at_least=1,
-    )
-    seed: int = option(TRAINING, 0, "of weights, order, augmentation and dropout", at_least=0)
-    dtype: str = option(
-        TRAINING,
-        "float32",
-        "with bfloat16 and float16, parameters and gradients stay float32; float16 is slow with "
-        "--device cpu, which runs the readable reference",
-        among=("float32", "float64", "bfloat16", "float16"),
-    )
-    formats: str | None = option(
-        TRAINING,
-        str,
-        "round activations, weights, gradients, the state of the optimizer and messages to fewer "
-        "bits, and compute in float32: "
-        "activations=e4m3fn,weights=e2m1:32",
-        metavar="LIST",
-    )
-    optimizer: str = option(OPTIMIZER, "sgd", "update rule, or path/to/file.py:Class")
-    lr: float | None = option(
-        OPTIMIZER, float, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
-    )
-    momentum: float | None = option(
-        OPTIMIZER, float, "of sgd and lars, by default 0.9", at_least=0, below=1
-    )
-    weight_decay: float | None = option(
-        OPTIMIZER,
-        float,
-        "of all but biases and norms; by default the rule's own (0.01 of adamw and lamb) or 1e-4",
-        at_least=0,
-    )
-    clip_norm: float | None = option(
-        OPTIMIZER, float, "largest global norm of the gradient", above=0
-    )
-    optimizer_options: dict[str, Any] = option(
-        OPTIMIZER, {}, 'further options of the rule, such as {"nesterov": true}'
-    )
-    schedule: str = option(
-        OPTIMIZER, "triangular", "learning rate schedule, or path/to/file.py:function of the step"
-    )
-    schedule_options: dict[str, Any] = option(
-        OPTIMIZER, {}, 'options of the schedule, such as {"rise": 0.3}'
-    )
-    warmup_epochs: float = option(
-        OPTIMIZER, 0.0, "epochs of linear warm-up before the schedule", at_least=0
-    )
-    lr_scaling: str = option(
-        OPTIMIZER,
-        "none",
-        "scale the learning rate with global batch / --lr-base-batch",
-        among=("none", "linear", "sqrt"),
-    )
-    lr_base_batch: int = option(
-        OPTIMIZER, 64, "global batch that --lr is meant for, with --lr-scaling", at_least=1
-    )
-    plateau: int | None = option(
-        OPTIMIZER,
-        int,
-        "reduce the learning rate after this number of epochs without improvement",
-        at_least=1,
-    )
-    plateau_factor: float = option(OPTIMIZER, 0.1, "factor of that reduction", above=0, below=1)
-    scheme: str = option(
-        COMMUNICATION, "allreduce", "how ranks train together, or path/to/file.py:Class"
-    )
-    scheme_options: dict[str, Any] = option(
-        COMMUNICATION, {}, 'options of the scheme, such as {"period": 8}'
-    )
-    compress: str | None = option(
-        COMMUNICATION,
-        str,
-        "compression of gradients in messages, or path/to/file.py:compressor",
-    )
-    compress_options: dict[str, Any] = option(
-        COMMUNICATION, {}, 'options of the compressor, such as {"share": 0.01}'
-    )
-    allreduce: str = option(
-        COMMUNICATION,
-        "rule",
-        "how arrays are summed: rule is MPI's own way inside a host and a schedule between "
-        "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
-    )
-    overlap: bool = option(
-        COMMUNICATION, True, "exchange gradients while backward runs; --no-overlap to compare"
-    )
-    bucket_bytes: int | None = option(
-        COMMUNICATION,
-        int,
-        "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
-        "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
-        at_least=1,
-    )
-    comm: str = option(
-        COMMUNICATION,
-        "auto",
-        "transport of arrays between GPUs: auto is nccl if there are several ranks; mpi copies "
-        "through host memory",
-        among=("auto", "mpi", "nccl"),
-    )
-    cuda_aware: bool = option(
-        COMMUNICATION, False, "with --comm mpi: pass GPU arrays directly to the MPI library"
-    )
-    check_messages: bool = option(
-        COMMUNICATION,
-        False,
-        "compare the arguments of every call across ranks, to find errors in a scheme (slow)",
-    )
-    parallel: str | None = option(
-        COMMUNICATION,
-        str,
-        "ranks along each axis of a mesh: data=2,filter=4, or for sharded schemes data=2,shard=4; "
-        "auto is the fastest by the performance model; by default all along data",
-        metavar="LIST",
-    )
-    micro_batches: int | None = option(
-        COMMUNICATION, int, "per rank and step; by default 4 per rank of a pipeline", at_least=1
-    )
-    pipeline_schedule: str = option(
-        COMMUNICATION,
-        "1f1b",
-        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
-        "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
-    )
-    plan: str | None = option(
-        COMMUNICATION,
-        str,
-        "how the network is cut along the axes besides data: a strategy, a YAML file, or its rules "
-        "in braces; by default each axis is used for the strategy of its name",
-    )
-    device: str = option(
-        DEVICE,
-        "cpu",
-        "compiled kernels, one GPU per rank, or the readable reference (slow)",
-        among=("cpu", "cuda", "numpy"),
-    )
-    tf32: bool | None = option(
-        DEVICE,
-        bool,
-        "with --device cuda: round float32 to 10 bits before multiplication; by default "
-        "PYDTNN_TF32, otherwise yes",
-    )
-    graph: bool = option(
-        DEVICE,
-        True,
-        "with --device cuda: replay the training step as one CUDA graph where possible",
-    )
-    fusion: bool = option(DEVICE, True, "fuse batch norm, additions and ReLU into convolutions")
-    recompute: str | None = option(
-        DEVICE,
-        str,
-        "drop values in forward and compute them again in backward, to save memory: in this number "
-        "of parts, between these layers (stage1.?,stage2.?), or auto",
-        metavar="N|LAYERS|auto",
-    )
-    memory_limit: str | None = option(
-        DEVICE,
-        str,
-        "with --recompute auto: compute as little as possible again within this memory per rank, "
-        "such as 2GiB",
-        metavar="SIZE",
-    )
-    threads: int | None = option(
-        DEVICE,
-        int,
-        "threads per rank; by default OMP_NUM_THREADS, otherwise cores / ranks of the host",
-        at_least=1,
-        at_most=MAX_THREADS,
-    )
-    tuning: str | None = option(
-        DEVICE,
-        str,
-        "choose convolution algorithms by measurement, by a fixed rule, or only direct "
-        "ones; by default PYDTNN_TUNING, otherwise measure",
-        among=("measure", "fixed", "direct"),
-    )
-    loader_threads: int = option(
-        DEVICE, 1, "threads that prefetch batches; with 0, batches are made on demand", at_least=0
-    )
-    output_dir: str | None = option(
-        OUTPUT,
-        str,
-        "folder of the run; by default a new one, runs/MODEL-DATASET-NUMBER",
-        metavar="FOLDER",
-    )
-    save: str | None = option(
-        OUTPUT,
-        str,
-        "write the final model to this folder, such as digits.pydtnn, for pydtnn.load; a name that "
-        "ends in .safetensors is a file of the weights only",
-        metavar="PATH",
-    )
-    load: str | None = option(
-        OUTPUT, str, "start from a file of weights, or a state dict", metavar="FILE"
-    )
-    load_options: dict[str, Any] = option(
-        OUTPUT,
-        {},
-        'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
-    )
-    resume: bool = option(
-        OUTPUT,
-        False,
-        "continue the run in FOLDER with its own options, which further options override; without "
-        "FOLDER, continue from the newest checkpoint in --output-dir",
-        metavar="FOLDER",
-    )
-    evaluate_only: bool = option(
-        OUTPUT, False, "evaluate the weights of --load or --resume, and exit"
-    )
-    checkpoint_epochs: int = option(
-        OUTPUT, 1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
-    )
-    checkpoint_steps: int | None = option(OUTPUT, int, "steps between checkpoints", at_least=1)
-    checkpoint_every: str | None = option(
-        OUTPUT,
-        str,
-        "interval of checkpoints, instead of --checkpoint-epochs: 5min, '200 steps', '2 epochs' or "
-        "auto, by their measured cost and --mtbf",
-        metavar="INTERVAL",
-    )
-    checkpoint_local: str | None = option(
-        OUTPUT,
-        str,
-        "folder on a disk of each host, in which its ranks write checkpoints for themselves, "
-        "besides those of all in --output-dir; --resume takes the newest of any host",
-        metavar="FOLDER",
-    )
-    checkpoint_local_every: str = option(
-        OUTPUT,
-        AUTO,
-        "interval of checkpoints in --checkpoint-local, as of --checkpoint-every",
-        metavar="INTERVAL",
-    )
-    mtbf: str = option(
-        OUTPUT,
-        DEFAULT_MTBF,
-        "for intervals that are auto: mean time between two failures of the run",
-        metavar="TIME",
-    )
-    checkpoint_background: bool = option(
-        OUTPUT,
-        True,
-        "flush checkpoints to the disk while training continues",
-    )
-    grace: float | None = option(
-        OUTPUT,
-        float,
-        "let SIGUSR1, which Slurm sends before it ends a job, save and end the run as SIGTERM "
-        "does, after a step that may take this time, in s; by default 20, and SIGUSR1 only reports",
-        above=0,
-    )
-    keep: int = option(OUTPUT, 2, "last checkpoints to keep", at_least=1)
-    keep_every: int | None = option(
-        OUTPUT, int, "keep also one of this number of earlier checkpoints", at_least=1
-    )
-    progress: str = option(
-        OUTPUT,
-        "auto",
-        "a bar, plain lines, or none; auto is a bar on a terminal and plain lines elsewhere",
-        among=("auto", "bar", "plain", "none"),
-    )
-    verbose: bool = option(
-        OUTPUT, False, "log choices of algorithms, messages, files and times of the start"
-    )
-    quiet: bool = option(OUTPUT, False, "print errors and the final result only")
 
     def __post_init__(self) -> None:
         if self.warmup_epochs >= self.epochs:

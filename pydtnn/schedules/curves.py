@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydtnn.utils.names import SuggestsNames
+from pydtnn.utils.option import option
 from pydtnn.utils.validate import check_float, check_int
 
 Schedule = Callable[[int], float]
@@ -33,6 +34,17 @@ class _Rate(SuggestsNames):
 
     def __post_init__(self) -> None:
         check_float(type(self).__name__, "lr (the learning rate)", self.lr, at_least=0)
+
+
+@dataclass(frozen=True)
+class _Planned(_Rate):
+    """Base class of schedules for a number of steps."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(type(self).__name__, "steps", self.steps, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -94,11 +106,10 @@ class Step(_Rate):
     """
 
     boundaries: int | Sequence[int]
-    gamma: float = 0.1
+    gamma: float = option(0.1, above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_float("Step", "gamma", self.gamma, above=0)
         if not isinstance(self.boundaries, Sequence) or isinstance(self.boundaries, str):
             check_int("Step", "boundaries", self.boundaries, at_least=1)
             return
@@ -116,7 +127,7 @@ class Step(_Rate):
 
 
 @dataclass(frozen=True)
-class Polynomial(_Rate):
+class Polynomial(_Planned):
     """Decay as ``(1 - p)^power`` with ``p`` from 0 at step `begin` to 1 at step `steps`.
 
     Parameters
@@ -133,16 +144,13 @@ class Polynomial(_Rate):
         Step at which the decay begins.
     """
 
-    steps: int
-    power: float = 1.0
-    final: float = 0.0
-    begin: int = 0
+    power: float = option(1.0, above=0)
+    final: float = option(0.0, at_least=0)
+    begin: int = option(0, at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_span(self, self.begin, self.steps)
-        check_float("Polynomial", "power", self.power, above=0)
-        check_float("Polynomial", "final", self.final, at_least=0)
 
     def __call__(self, step: int) -> float:
         left = 1 - _progress(step, self.begin, self.steps)
@@ -150,7 +158,7 @@ class Polynomial(_Rate):
 
 
 @dataclass(frozen=True)
-class Cosine(_Rate):
+class Cosine(_Planned):
     """Cosine decay from step `begin` to step `steps`.
 
     ``lr(t) = final + (lr - final) (1 + cos(pi p)) / 2``, where ``p`` runs from 0 at `begin` to 1 at
@@ -173,21 +181,19 @@ class Cosine(_Rate):
     equation 5 (without restarts).
     """
 
-    steps: int
-    final: float = 0.0
-    begin: int = 0
+    final: float = option(0.0, at_least=0)
+    begin: int = option(0, at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_span(self, self.begin, self.steps)
-        check_float("Cosine", "final", self.final, at_least=0)
 
     def __call__(self, step: int) -> float:
         return _between(self.lr, self.final, _progress(step, self.begin, self.steps))
 
 
 @dataclass(frozen=True)
-class CosineRestarts(_Rate):
+class CosineRestarts(_Planned):
     """Cosine decay that starts again whenever it is complete (SGDR).
 
     The rate of period i, of length ``steps * factor^i``, is that of `Cosine`: `lr` at its first
@@ -212,17 +218,9 @@ class CosineRestarts(_Rate):
     section 3; as in PyTorch's ``CosineAnnealingWarmRestarts``.
     """
 
-    steps: int
-    factor: int = 1
-    final: float = 0.0
-    begin: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("CosineRestarts", "steps", self.steps, at_least=1)
-        check_int("CosineRestarts", "factor", self.factor, at_least=1)
-        check_float("CosineRestarts", "final", self.final, at_least=0)
-        check_int("CosineRestarts", "begin", self.begin, at_least=0)
+    factor: int = option(1, at_least=1)
+    final: float = option(0.0, at_least=0)
+    begin: int = option(0, at_least=0)
 
     def __call__(self, step: int) -> float:
         passed, length = max(step - self.begin, 0), self.steps
@@ -234,7 +232,7 @@ class CosineRestarts(_Rate):
 
 
 @dataclass(frozen=True)
-class Triangular(_Rate):
+class Triangular(_Planned):
     """A linear increase from near 0 to `lr`, then a linear decrease to 0.
 
     With the peak at step ``p = round(rise * steps)``: ``lr (t + 1) / (p + 1)`` before it, ``lr
@@ -256,13 +254,7 @@ class Triangular(_Rate):
     of it.
     """
 
-    steps: int
-    rise: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("Triangular", "steps", self.steps, at_least=1)
-        check_float("Triangular", "rise", self.rise, at_least=0, below=1)
+    rise: float = option(0.2, at_least=0, below=1)
 
     def __call__(self, step: int) -> float:
         peak = _peak(self.rise, self.steps)
@@ -272,7 +264,7 @@ class Triangular(_Rate):
 
 
 @dataclass(frozen=True)
-class OneCycle(_Rate):
+class OneCycle(_Planned):
     """Cosine increase from ``lr / start`` to `lr`, then cosine decrease to ``lr / end``.
 
     The increase ends at step ``rise * steps - 1``, which may be fractional, and the decrease at the
@@ -296,17 +288,9 @@ class OneCycle(_Rate):
     rates", 2018, section 3.
     """
 
-    steps: int
-    rise: float = 0.3
-    start: float = 25.0
-    end: float = 250_000.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("OneCycle", "steps", self.steps, at_least=1)
-        check_float("OneCycle", "rise", self.rise, at_least=0, below=1)
-        check_float("OneCycle", "start", self.start, at_least=1)
-        check_float("OneCycle", "end", self.end, at_least=1)
+    rise: float = option(0.3, at_least=0, below=1)
+    start: float = option(25.0, at_least=1)
+    end: float = option(250_000.0, at_least=1)
 
     def __call__(self, step: int) -> float:
         peak = self.rise * self.steps - 1
@@ -317,8 +301,6 @@ class OneCycle(_Rate):
 
 def _check_span(schedule: object, begin: int, steps: int) -> None:
     who = type(schedule).__name__
-    check_int(who, "begin", begin, at_least=0)
-    check_int(who, "steps", steps, at_least=1)
     if begin >= steps:
         raise ValueError(f"{who}: begin must be below steps={steps}, got {begin}; train longer")
 

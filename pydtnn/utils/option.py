@@ -68,6 +68,9 @@ class Option:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    def __repr__(self) -> str:
+        return repr(self.default)  # in signatures of dataclasses
+
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else vars(instance).get(self.name, self.default)
 

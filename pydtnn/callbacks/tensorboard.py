@@ -1,4 +1,4 @@
-"""Curves, histograms, graph and hyper-parameters for TensorBoard."""
+"""Curves, histograms and hyper-parameters for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import numpy as np
 
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.checks import to_host
-from pydtnn.model import Model
 from pydtnn.training.callback import Callback, Training, write_if_possible
 from pydtnn.utils import clock
 from pydtnn.utils.files import unwritable
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import check_int
 
-# Event files of TensorBoard: curves, histograms, the graph of layers, hyper-parameters.
+# Event files of TensorBoard: curves, histograms, hyper-parameters.
 #
 # An event file is a sequence of records with checksums, each a protocol buffer; tensorboardX has
 # both formats. Its `SummaryWriter` is not used, as it writes in a thread whose errors are lost.
@@ -91,10 +90,6 @@ class EventFile:
         if len(finite):
             self._write(step, summary=self._summary.histogram(name, finite, HISTOGRAM_BINS))
 
-    def graph(self, model: Model) -> None:
-        """Write the layers of a model and their connections."""
-        self._write(0, graph_def=_graph_of(model).SerializeToString())
-
     def hyper_parameters(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Write hyper-parameters, and the names of the curves that are compared with them."""
         plain = {
@@ -115,45 +110,6 @@ class EventFile:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
-
-
-def _graph_of(model: Model) -> Any:
-    """Return the graph of a model as TensorFlow's GraphDef: a node per layer, blocks as scopes."""
-    graph, node_def = _module("proto.graph_pb2"), _module("proto.node_def_pb2")
-    attributes, shapes = _module("proto.attr_value_pb2"), _module("proto.tensor_shape_pb2")
-    versions = _module("proto.versions_pb2")
-
-    def shape(sizes: tuple[int, ...]) -> Any:
-        dims = [shapes.TensorShapeProto.Dim(size=size) for size in (-1, *sizes)]  # -1: the batch
-        listed = attributes.AttrValue.ListValue(shape=[shapes.TensorShapeProto(dim=dims)])
-        return attributes.AttrValue(list=listed)
-
-    def text(value: str) -> Any:
-        return attributes.AttrValue(s=value.encode())
-
-    nodes = []
-    for node in model.graph.nodes:
-        about = {"_output_shapes": shape(node.shape), "layer": text(repr(node.layer))}
-        if count := sum(p.size for p in node.layer.parameters):
-            about["parameters"] = text(str(count))
-        nodes.append(
-            node_def.NodeDef(
-                name=_scoped(node.name),
-                op="Input" if node in model.graph.inputs else type(node.layer).__name__,
-                input=[_scoped(source.name) for source in node.inputs],
-                attr=about,
-            )
-        )
-    return graph.GraphDef(node=nodes, versions=versions.VersionDef(producer=22))
-
-
-def _scoped(name: str) -> str:
-    """Return a dotted name as TensorBoard's, in which blocks are groups.
-
-    >>> _scoped("stage1.residual0.conv2d0")
-    'stage1/residual0/conv2d0'
-    """
-    return name.replace(".", "/")
 
 
 def describe_training(trainer: Training) -> dict[str, Any]:
@@ -187,8 +143,6 @@ class TensorBoard(Callback):
     - Histograms of each parameter and its gradient, if requested. Gradients are those of the last
       step as rank 0 has them: the sums over all ranks or, in schemes that distribute or do not
       compute these sums, its own part. On a mesh, both are those of rank 0's part of the network.
-    - The graph of layers after fusion, with shapes of outputs and numbers of parameters; on a mesh
-      that of rank 0.
     - Hyper-parameters with the results, when training ends.
 
     Requires the package tensorboardX (``pip install tensorboardX``).
@@ -236,7 +190,7 @@ class TensorBoard(Callback):
         self._lr = 0.0
 
     def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Create the file and write the graph. Collective: all ranks call it; rank 0 writes."""
+        """Create the file. Collective: all ranks call it; rank 0 writes."""
         self._first = trainer.optimizer.iterations - len(trainer.losses)
         self._lr, self._error = trainer.optimizer.lr_now, None
         self._points.clear()
@@ -246,7 +200,6 @@ class TensorBoard(Callback):
         require_package()
         self.close()
         self._file = EventFile(self.directory, trainer.optimizer.iterations)
-        self._file.graph(trainer.model)
         self._file.flush()
 
     def on_epoch_start(self, trainer: Training) -> None:

@@ -425,7 +425,7 @@ class _ObservationOptions:
     )
     tensorboard: bool = option(
         False,
-        "write curves, the graph of layers and hyper-parameters for TensorBoard to the folder "
+        "write curves and hyper-parameters for TensorBoard to the folder "
         "tensorboard of the run; requires the package tensorboardX",
     )
     tensorboard_histograms: int | None = option(

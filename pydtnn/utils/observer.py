@@ -174,19 +174,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.group(name)
 
-    def message(
-        self,
-        kind: Kind,
-        name: str,
-        start: int,
-        stop: int,
-        *,
-        peer: int,
-        tag: int,
-        nbytes: int,
-    ) -> None:
+    def message(self, *span: Any, **about: Any) -> None:
         for observer in self._observers:
-            observer.message(kind, name, start, stop, peer=peer, tag=tag, nbytes=nbytes)
+            observer.message(*span, **about)
 
 
 def combine(observers: Sequence[Observer]) -> Observer | None:

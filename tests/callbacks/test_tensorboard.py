@@ -142,27 +142,6 @@ def test_values_that_are_not_finite_are_left_out_of_histograms(tmp_path):
     assert (found.tag, found.histo.num, found.histo.min, found.histo.max) == ("some", 2, 1, 3)
 
 
-def test_the_graph_has_the_layers_with_their_inputs_shapes_and_parameters(tmp_path):
-    from tensorboardX.proto.graph_pb2 import GraphDef
-
-    trainer = small_trainer(None, TensorBoard(tmp_path))
-    small_fit(trainer)
-    (graph,) = [
-        GraphDef.FromString(event.graph_def) for event in events(tmp_path) if event.graph_def
-    ]
-    nodes = {node.name: node for node in graph.node}
-    for node in trainer.model.graph.nodes:
-        own = nodes.pop(node.name.replace(".", "/"))
-        assert [*own.input] == [source.name.replace(".", "/") for source in node.inputs]
-        dims = own.attr["_output_shapes"].list.shape[0].dim
-        assert [dim.size for dim in dims] == [-1, *node.shape]
-        count = sum(p.size for p in node.layer.parameters)
-        assert own.attr["parameters"].s == (str(count).encode() if count else b"")
-    assert not nodes
-    assert graph.node[0].op == "Input"
-    assert graph.node[-1].op == "Linear"
-
-
 def test_hyper_parameters_are_written_with_the_results(tmp_path):
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 

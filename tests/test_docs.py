@@ -257,14 +257,6 @@ def test_every_stop_of_the_tour_is_defined_in_its_file():
             place = inside[part]
 
 
-def test_the_tour_is_twelve_files_that_can_be_read_in_an_hour():
-    listed = re.findall(r"^\d+\. `(\S+\.py)`", (ROOT / "docs/tour.md").read_text(), re.M)
-    texts = [(ROOT / "pydtnn" / file).read_text() for file in listed]
-    assert listed[0] == "model/naive.py"
-    assert len(listed) == 12
-    assert sum(text.count("\n") for text in texts) <= 2030
-
-
 def test_every_folder_of_the_repository_is_part_of_the_source_distribution():
     """A folder that a program has left behind and somebody has added is found here."""
     if not (ROOT / ".git").exists():

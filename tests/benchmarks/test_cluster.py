@@ -45,17 +45,6 @@ def test_rates_are_read_as_tc_writes_them_and_others_refused_in_a_sentence():
             Hosts(2, rate)
 
 
-def test_what_is_missing_to_make_hosts_is_named(monkeypatch):
-    from benchmarks.comm.cluster_hosts import why_no_hosts
-    from benchmarks.comm.cluster_launch import why_not
-
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert why_not() == "network namespaces can be made by root only"
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "tc" else f"/sbin/{name}")
-    assert "no tc (" in why_no_hosts()
-
-
 def test_hosts_are_linked_and_vanish(hosts):
     with hosts(3, "1gbit") as three:
         assert len(spaces()) == 4

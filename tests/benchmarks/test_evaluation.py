@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
 from benchmarks.evaluation import mahon, statistics
 from benchmarks.evaluation.__main__ import PLANS, main
-from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
+from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.observations import time_to
 from benchmarks.evaluation.plan import Plan
-from benchmarks.evaluation.report import scaling
 from benchmarks.evaluation.running import counter_of, disturbance
-from benchmarks.evaluation.traces import RULES, Profile, Traced, read_profile, states_of
+from benchmarks.evaluation.traces import RULES, Traced, read_profile, states_of
 from pydtnn.tools.tracing.analysis.states import State
 from tests.each import each
 
@@ -102,15 +100,6 @@ def test_nothing_is_downloaded_unless_it_is_asked_for(tmp_path, capsys, monkeypa
     assert {*tmp_path.iterdir()} == {plan}
 
 
-def test_weights_are_those_of_the_networks():
-    assert parameters(NETWORKS["resnet20"]) == 272474  # He et al., 2016: 0.27 M
-    assert parameters(NETWORKS["resnet44"]) == 661338  # 0.66 M
-    for network in NETWORKS.values():
-        kinds = [layer[0] for layer in walk(network.layers)]
-        number = kinds.count("conv") + 2 * (kinds.count("bn") + kinds.count("dense"))
-        assert len(weights(network)) == number
-
-
 # -- statistics -----------------------------------------------------------------------------------
 
 
@@ -153,27 +142,6 @@ def test_a_p_is_the_share_of_all_choices_of_signs():
     assert statistics.sign_test(values) == np.mean(np.array(sums) >= abs(values.sum()) * (1 - 1e-9))
 
 
-def equal(rng: np.random.Generator, experiments: int, pairs: int) -> statistics.Comparison:
-    """Compare equal programs, whose times vary more in some experiments, and have outliers."""
-    spread = np.exp(rng.normal(-3, 1, (experiments, 1, 1)))
-    drawn = np.exp(spread * rng.standard_t(3, (experiments, 2, pairs)))
-    return statistics.compare_cells([(first, second) for first, second in drawn])
-
-
-def test_equal_programs_are_called_different_at_the_nominal_rate_in_25_designs():
-    rng, p, draws = np.random.default_rng(6), [], 20
-    for experiments, pairs in product((1, 2, 4, 7, 10), repeat=2):
-        own = np.array([equal(rng, experiments, pairs).p for _ in range(draws)])
-        assert np.isnan(own).all() == (experiments * pairs < statistics.MIN_PAIRS)
-        # of so many draws, more are called different with a probability below 1e-6
-        most = stats.binom.ppf(1 - 1e-6, draws, statistics.SIGNIFICANT)
-        assert np.sum(own < statistics.SIGNIFICANT) <= most, (experiments, pairs)
-        p.append(own)
-    for level in (statistics.SIGNIFICANT, 0.01, 0.1):
-        own = np.concatenate(p)
-        assert np.sum(own < level) <= stats.binom.ppf(0.999, len(own), level), level
-
-
 def test_variation_is_that_of_jains_example():
     """Jain, example 18.1: memory and cache at two levels each, 3 replications."""
     observed = {("-", "-"): (15, 18, 12), ("+", "-"): (45, 48, 51), ("-", "+"): (25, 28, 19)}
@@ -187,20 +155,6 @@ def test_variation_is_that_of_jains_example():
     del observed["+", "+"]
     with pytest.raises(ValueError, match="every combination"):
         statistics.variation(observed, ("memory", "cache"))
-
-
-@each(("strong", "sharing", "second"), [(False, 2, 2.5), (True, 1, 0.625)])
-def test_efficiency_is_that_of_the_share_of_a_core_and_of_a_divided_batch(strong, sharing, second):
-    plan = Plan(("pydtnn",), ("mlp",), (1, 4 // 2 * sharing), batch=32, strong=strong)
-    assert plan.batch_of(2) == (16 if strong else 32)
-    runs = [
-        {"framework": "pydtnn", "network": "mlp", "repetition": 0, "ranks": ranks}
-        | {"sharing": own, "times": [step] * 9}
-        for ranks, own, step in zip(plan.ranks, (1, sharing), (1.0, second), strict=True)
-    ]
-    title, _, rows = scaling(plan, runs)
-    assert ("Strong scaling" if strong else "up to 2 ranks share a core") in title
-    assert rows[0][3].startswith("80")
 
 
 # -- predictions ----------------------------------------------------------------------------------
@@ -255,14 +209,6 @@ def test_a_profile_of_pytorch_becomes_the_states_of_its_ranks(tmp_path):
     bars = Traced(steps, states).picture(200e3)
     assert bars[1].count("<rect") == 3
     assert '<rect x="0" width="150" height="1" fill="#3b6fb6"/>' in bars[1]  # 50 of 200 us
-
-
-def test_sums_that_not_all_ranks_have_are_not_matched():
-    nothing = np.zeros((0, 2), "i8")
-    steps = np.array([[0, 100]])
-    ranks = [Profile(steps, nothing, np.array([[0, 80]])), Profile(steps, nothing, nothing)]
-    assert states_of(ranks)[0].seconds[State.WAITING] == 0
-    assert states_of(ranks)[0].seconds[State.COMMUNICATION] == pytest.approx(80e-9)
 
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -352,16 +298,6 @@ def test_ranks_on_emulated_hosts_exchange_gradients_over_their_links(tmp_path):
     assert "2 ranks on 2 hosts, 1gbit" in (out / "report.md").read_text()
 
 
-def draw(results: Path) -> None:
-    """Run the notebook, where pandas is installed."""
-    if not (find_spec("pandas") and find_spec("matplotlib")):
-        return
-    notebook = json.loads((PLANS.parent / "figures.ipynb").read_text())
-    parts = ["".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code"]
-    variables = os.environ | {"RESULTS": str(results), "MPLBACKEND": "Agg"}
-    subprocess.run([sys.executable, "-c", "\n".join(parts)], env=variables, check=True)
-
-
 def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path):
     text = SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_slower]").replace("[mlp]", "[digits]")
     text = text.replace("batch: 4", "batch: 32\ndata: digits\nepochs: 3\ntarget: 0.5")
@@ -381,7 +317,6 @@ def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path):
     assert "Accuracy on the test set of digits after 3 epochs" in report
     assert "All networks and ranks together" in report
     assert "| Horovod with PyTorch | 0.28.1 | compiled as C++14" in report
-    draw(out)
     rows = (out / "observations.csv").read_text().splitlines()
     assert sum(",accuracy," in row for row in rows) == 12
     assert sum(",time to accuracy," in row for row in rows) == 4

@@ -92,22 +92,6 @@ def test_what_cannot_be_started_says_so_and_late_parts_are_left_out(tmp_path):
     assert late.state.startswith("not started: it takes about 600 s, ")
 
 
-def test_an_interrupt_ends_what_runs_and_is_told(tmp_path):
-    from tests.gpu_check.parts import run as run_parts
-
-    running, told = part("running", "import time; time.sleep(600)"), []
-
-    def interrupted():
-        told.append(running.state)
-        if len(told) == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_parts([part("short"), running], tmp_path, time.monotonic() + 60, interrupted)
-    assert running.process.poll() is not None
-    assert told[-1].startswith("interrupted after")
-
-
 # -- test files
 
 
@@ -281,17 +265,6 @@ def test_the_plan_fits_into_the_budget_and_every_command_is_understood(tmp_path,
             assert not name or hasattr(module, name)
     names = {one.name for one in parts}
     assert {name for promise in PROMISES for name in promise.parts} <= names
-
-
-@each("options", [["--only", "nothing"], []])
-def test_mistakes_in_the_command_are_told(options, capsys):
-    from tests.gpu_check import check as gpu_check
-
-    with pytest.raises(SystemExit, match="2"):
-        gpu_check.main(options)
-    assert "no part nothing; there are first, tests, " in (told := capsys.readouterr().err) or (
-        "--out is needed" in told
-    )
 
 
 def test_the_check_needs_nothing_but_python_before_its_environment_is_there(tmp_path):

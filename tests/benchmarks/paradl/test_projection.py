@@ -20,13 +20,10 @@ from tests.each import each
 PRINTED = """
 - data alexnet 2 1 512 7507837184 391.00032 6.2592776 397.2595976 14
 - data alexnet 8 1 512 7507837184 97.75008 11.0646421973 108.814722197 16
-- data alexnet 2048 1 512 7507837184 0.38183625 0.33345601342 0.71529226342 2048
 - filter alexnet 2 2 1024 14259769408 434.663007094 98.4137676 533.076774694 18
 - filter alexnet 32 32 512 7023579728.25 109.033976245 796.6342614 905.668237645 512
 - channel alexnet 8 8 512 7067985156 174.159782415 695.6714982 869.831280615 120
-- filter vgg 2 2 32 8651858304 5465.10787204 2155.10112 7620.20899204 256
 - df vgg 8 4 32 9272222080 1460.24242403 10322.3003296 11782.5427536 1576
-- df vgg 1024 4 32 9272222080 11.4629030286 152.01207433 163.474977358 3072
 ranking_log/vgg/df.log2 df vgg 8 4 32 9272222080 1460.24242403 2715.1972512 4175.43967523 560
 ranking_log/resnet/16/df.log df resnet 8 4 64 \
     15310729600 575.222370284 1180.7945424 1756.01691268 240
@@ -74,11 +71,6 @@ def of(terms: Published) -> list[str]:
     cost = float(terms.case.ranks * ceil((compute + communication) / 60))
     values = (terms.memory(), compute, communication, compute + communication, cost)
     return [f"{value:.12g}" for value in values]
-
-
-def test_data_parallelism_rounds_the_samples_of_a_rank_up(abci, nets):
-    found = project(Case(nets["resnet"], abci, "data", 4096, 262144), "printed")
-    assert f"{found.compute:.12g}" == "0.976404126"
 
 
 NET = LayerList(
@@ -222,19 +214,3 @@ def test_a_sweep_has_the_batches_of_each_strategy(abci):
         (8, 2, 32),
     }
     assert [c.ranks for c in found if c.strategy == "serial"] == [1]
-
-
-@each(
-    ("given", "message"),
-    [
-        ({"strategy": "filers"}, "paradl: unknown strategy 'filers'; did you mean 'filter'"),
-        ({"ranks": 0}, "paradl: ranks must be at least 1, got 0"),
-        ({"ranks": 4, "groups": 3}, "groups must divide the ranks, 4, got 3"),
-    ],
-)
-def test_a_wrong_case_is_one_sentence(abci, given, message):
-    arguments = {"strategy": "data", "ranks": 2, "batch": 64} | given
-    with pytest.raises(ValueError, match=message):
-        Case(NET, abci, **arguments)
-    with pytest.raises(ValueError, match="did you mean 'corrected'"):
-        project(Case(NET, abci, "data", 2, 64), "correct")

@@ -70,21 +70,3 @@ def test_damaged_text_is_one_sentence(tmp_path, content, message):
     (tmp_path / "wrong.net").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_network(tmp_path / "wrong.net")
-
-
-@each(
-    ("before", "after", "message"),
-    [
-        ("samples: 1000", "samples: many", "samples must be a whole number, got 'many'"),
-        ("forward: 1 ms", "forward: 1", r"layers\[0\]: forward: expected a number with a unit"),
-        ("y: 10,", "", r"layers\[1\]: expected an entry 'y', got none; add it"),
-        ("split: false", "split: 2", r"layers\[1\]: split must be true or false, got 2"),
-        ("name: small", "name: [", "expected a YAML file"),
-    ],
-)
-def test_damaged_yaml_is_one_sentence(tmp_path, before, after, message):
-    assert before in YAML
-    (tmp_path / "wrong.yaml").write_text(YAML.replace(before, after, 1))
-    with pytest.raises(ValueError, match=message) as error:
-        read_network(tmp_path / "wrong.yaml")
-    assert "\n" not in str(error.value)

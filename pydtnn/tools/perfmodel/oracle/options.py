@@ -33,7 +33,7 @@ EXAMPLES = """examples:
       --global-batch-size 256 --sweep bandwidth --plots plots
   python -m pydtnn oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 4 \\
       --global-batch-size 64 --search plan.yaml
-  python -m pydtnn oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 --step "1 s"
+  python -m pydtnn oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 --epochs 90
 """
 
 

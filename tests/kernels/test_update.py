@@ -112,6 +112,15 @@ def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(cpu_backend, 
         assert results[0] == results[1]
 
 
+def test_parameters_that_are_not_contiguous_are_updated_like_others(cpu_backend, rng):
+    for case in CASES:
+        memory = rng.random((4, 2, 37))
+        strided, contiguous = [*memory[..., ::2]], [*memory[..., ::2].copy()]
+        for arrays in (strided, contiguous):
+            step(cpu_backend, case, 1, [array[0] for array in arrays], 0.1)
+        np.testing.assert_allclose(strided, contiguous, rtol=1e-12)
+
+
 def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend):
     for case in CASES:
         g = np.full(37, np.nan, "float32")

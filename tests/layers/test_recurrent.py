@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.layers import GRU, LSTM, Linear, Net, Sequential, StepContext
+from pydtnn.layers import GRU, LSTM, GRULayer, Linear, Net, Sequential, StepContext
 from pydtnn.model import Model
 from pydtnn.tools.testing import check_plan
 from tests.each import each
@@ -80,3 +80,8 @@ def test_ranks_train_as_one_does(plan):
 def test_a_plan_that_cuts_units_is_refused():
     with pytest.raises(ValueError, match="LSTMLayer cannot be partitioned by filter"):
         check_plan(small, (4, 3), plan={"*.layer0": {"filter": "filter"}}, meshes=[{"filter": 2}])
+
+
+def test_lengths_of_examples_are_from_1_to_that_of_the_sequence(rng):
+    (layer,) = Model(GRULayer(2), [(5, 3), (1,)], backend="numpy").layers
+    assert {*layer.example((100, 1), rng).reshape(-1)} == {1, 2, 3, 4, 5}

@@ -72,7 +72,6 @@ from pydtnn.tools.perfmodel.compute.profile import (
 )
 from pydtnn.tools.search import make_space
 from pydtnn.tools.search.lines import describe_trial
-from pydtnn.tools.search.live import rows_of
 from pydtnn.tools.search.page import render as render_study
 from pydtnn.tools.search.study import JOURNAL, SharedStudy
 from pydtnn.tools.tracing import RankTrace, build_timeline, load_timeline, read_traces
@@ -801,7 +800,6 @@ class Studies(Kind):
         own.close()
         render_study(self.space, own.study)
         trials = list(own.study.get_trials(deepcopy=False))
-        rows_of(self.space, trials, 1, 1e9)
         for one in trials:
             if one.state.is_finished():
                 describe_trial(self.space, trials, one.number)

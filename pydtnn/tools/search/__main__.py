@@ -44,7 +44,7 @@ space.yaml:
     optimizer: [sgd, adamw]
     momentum: {low: 0.5, high: 0.99, if: {optimizer: sgd}}
   objective: {maximize: val_accuracy}
-  sampler: tpe       # grid, random, quasi-random, tpe, cma-es, nsga2, pbt
+  sampler: tpe       # grid, random, quasi-random, tpe, cma-es, nsga2
   pruner: asha       # none, median, asha, hyperband
   trials: 64
   stop: {val_accuracy: 0.85, after: 2h}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.utils import plain_yaml
 
@@ -23,24 +21,6 @@ RANKS = "ranks_per_trial"
 """Dimension with the number of ranks that train a trial together."""
 
 Value = bool | int | float | str | None
-Kind = TypeVar("Kind")
-
-
-def made_of(kind: type[Kind], what: str, given: Mapping[str, Any], example: str) -> Kind:
-    """Return a dataclass of the options of a sampler or pruner, which is an entry "name" and them.
-
-    Raises
-    ------
-    ValueError
-        If an option is unknown, missing or wrong; `example` is what may be written.
-    """
-    options = dict(given)
-    name = options.pop("name")
-    try:
-        return kind(**options)
-    except TypeError as error:
-        text = str(error).rpartition("__init__() ")[2]
-        raise ValueError(f"{WHO}: {what} {name}: {text}; write {example}") from error
 
 
 @dataclass(frozen=True)
@@ -102,24 +82,6 @@ class Dimension:
                 self.name, int(self.low), int(self.high), log=self.log, step=step
             )
         return trial.suggest_float(self.name, self.low, self.high, log=self.log, step=self.step)
-
-    def draw(self, generator: np.random.Generator) -> Value:
-        """Return a random value as samplers store it."""
-        if self.choices:
-            names: list[Value] = [*self.names]
-            return names[generator.integers(len(names))]
-        scale, back = (np.log, np.exp) if self.log else (float, float)
-        return self.nearest(float(back(generator.uniform(scale(self.low), scale(self.high)))))
-
-    def nearest(self, number: float) -> int | float:
-        """Return the value of the range that is nearest to a number."""
-        within = min(max(number, self.low), self.high)
-        step = self.step or (1 if self.is_whole else None)
-        if step is None:
-            return within
-        within = self.low + round((within - self.low) / step) * step
-        within = within if within <= self.high else within - step
-        return int(within) if self.is_whole else within
 
     def values(self) -> list[Any]:
         """Return all values, for a grid.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydtnn.tools.search.space import Space
-from pydtnn.tools.search.study import GROUP, REASON, is_paused
+from pydtnn.tools.search.study import GROUP, REASON
 from pydtnn.utils.names import some
 from pydtnn.utils.units import duration
 
@@ -33,49 +33,26 @@ def best_of(space: Space, trials: Sequence[Any]) -> list[Any]:
     return [one for one in done if not surpassed(one)]
 
 
-def seconds_of(one: Any, now: float | None = None) -> float:
-    """Return how long a trial was trained, in s; with the present time, one in progress, too."""
+def seconds_of(one: Any) -> float:
+    """Return how long a trial was trained, in s."""
     spans = one.user_attrs.get(GROUP, [])
-    whole = sum(span["end"] - span["begin"] for span in spans if span["end"])
-    if now is not None and spans and not spans[-1]["end"]:
-        whole += now - spans[-1]["begin"]
-    return float(whole)
+    return float(sum(span["end"] - span["begin"] for span in spans if span["end"]))
 
 
-def spans_of(trials: Sequence[Any], now: float | None = None) -> list[tuple[Any, dict[str, Any]]]:
-    """Return what groups of ranks have trained: trials, each with one of its spans of time.
-
-    With the present time, also what they are training.
-    """
-    found = []
-    for one in trials:
-        spans = one.user_attrs.get(GROUP, [])
-        found += [(one, span) for span in spans if span["end"]]
-        if now is not None and spans and one.state.name == "RUNNING" and not is_paused(one):
-            found.append((one, {**spans[-1], "end": now}))
-    return found
+def spans_of(trials: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Return what groups of ranks have trained: trials, each with one of its spans of time."""
+    return [(t, span) for t in trials for span in t.user_attrs.get(GROUP, []) if span["end"]]
 
 
-def use_of(
-    trials: Sequence[Any], now: float | None = None, job: int | None = None
-) -> tuple[float, float]:
+def use_of(trials: Sequence[Any]) -> tuple[float, float]:
     """Return the share of the time of the ranks in which they trained, and the time of jobs in s.
 
     The time of a job is that from its first trial to the end of its last one. Spans of trials that
     have ended their job, or a rank, are not known.
-
-    Parameters
-    ----------
-    trials : sequence of optuna.trial.FrozenTrial
-    now : float, optional
-        The present time in s, for trials in progress.
-    job : int, optional
-        The only job.
     """
     jobs = defaultdict(list)
-    for _, span in spans_of(trials, now):
-        if job is None or span["job"] == job:
-            jobs[span["job"]].append(span)
+    for _, span in spans_of(trials):
+        jobs[span["job"]].append(span)
     busy = there = whole = 0.0
     for spans in jobs.values():
         seconds = max(span["end"] for span in spans) - min(span["begin"] for span in spans)
@@ -83,24 +60,6 @@ def use_of(
         there += seconds * len({(span["host"], rank) for span in spans for rank in span["ranks"]})
         busy += sum((span["end"] - span["begin"]) * len(span["ranks"]) for span in spans)
     return (busy / there if there else 1.0), whole
-
-
-def seconds_left(space: Space, trials: Sequence[Any], now: float) -> float | None:
-    """Return the time until a study ends in s, if trials take as long as those that have ended.
-
-    Trials that are paused count as if they had ended. None while there are none.
-    """
-    paused = {one.number for one in trials if is_paused(one)}
-    ended = [seconds_of(t) for t in trials if t.state.is_finished() or t.number in paused]
-    running = [
-        seconds_of(t, now) for t in trials if t.state.name == "RUNNING" and t.number not in paused
-    ]
-    if not ended:
-        return None
-    mean = sum(ended) / len(ended)
-    rests = [max(0.0, mean - seconds) for seconds in running]
-    new = max(0, space.trials - len(ended) - len(running))
-    return max((sum(rests) + new * mean) / max(1, len(rests)), max(rests, default=0.0))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -127,16 +86,15 @@ def result_of(space: Space, one: Any) -> str:
     if one.state.name == "COMPLETE":
         pairs = zip(space.objective, one.values, strict=True)
         return "  ".join(f"{name} {value:.4g}" for name, value in pairs)
-    if one.state.name == "PRUNED" or is_paused(one):
+    if one.state.name == "PRUNED":
         epoch = max(one.intermediate_values)
         value = one.intermediate_values[epoch]
-        how = "paused" if is_paused(one) else "pruned"
-        return f"{how} after epoch {epoch}, {next(iter(space.objective))} {value:.4g}"
+        return f"pruned after epoch {epoch}, {next(iter(space.objective))} {value:.4g}"
     return f"failed: {one.user_attrs.get(REASON, 'unknown')}"
 
 
 def describe_trial(space: Space, trials: Sequence[Any], number: int) -> str:
-    """Return the line of a trial that has ended or is paused, with how many had ended then."""
+    """Return the line of a trial that has ended, with how many had ended then."""
     one = trials[number]
     when = one.datetime_complete
     ended = [t for t in trials if t.datetime_complete and not (when and t.datetime_complete > when)]
@@ -162,7 +120,7 @@ def describe_search(space: Space, groups: Sequence[int], folder: str) -> str:
 def describe_earlier(space: Space, trials: Sequence[Any]) -> str:
     """Return what a study has from earlier jobs or has in progress; empty for a new study."""
     ended = [one for one in trials if one.state.is_finished()]
-    begun = [one for one in trials if one.state.name == "RUNNING" and not is_paused(one)]
+    begun = [one for one in trials if one.state.name == "RUNNING"]
     epochs = [
         f"trial {t.number} after epoch {max(t.intermediate_values, default=0)}" for t in begun
     ]

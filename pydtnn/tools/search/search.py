@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.comm.remaining import on_remaining
 from pydtnn.tools.search.groups import AUTO, check_groups, choose_ranks, divide
 from pydtnn.tools.search.lines import describe_earlier, describe_search, describe_trial
-from pydtnn.tools.search.live import create_table
 from pydtnn.tools.search.space import Space, make_space
 from pydtnn.tools.search.study import SharedStudy
 from pydtnn.tools.search.worker import Objective, Worker
@@ -63,7 +61,7 @@ def run(
         All ranks; by default those that mpirun has started.
     show : callable, optional
         Receives a line for each trial, on the first rank of its group; None shows nothing. By
-        default lines are printed, and on a terminal also a table of the trials in progress.
+        default they are printed.
     **options
         Of `make_space`, if `space` is a mapping.
 
@@ -132,14 +130,10 @@ def _search(
     if supervision is not None and comm.size > 1:
         supervision.last_step.abandon()  # groups have no common last step: a signal ends them
     job = comm.gather_object(os.getpid())[0]
-    table = None
     if study is not None and show is not None:
         show(describe_search(space, [len(group) for group in groups], str(folder)))
         if earlier := describe_earlier(space, study.study.get_trials(deepcopy=False)):
             show(earlier)
-        table = create_table(study, job) if show is print_line else None
-    if comm.gather_object(table is not None)[0]:
-        show = None  # the table shows the lines of all groups
 
     def tell(shared: SharedStudy, number: int) -> None:
         if show is not None:
@@ -149,12 +143,11 @@ def _search(
         facts = {"host": socket.gethostname(), "job": job, "ranks": [*group.members]}
         Worker(group, space, folder, own, tell, facts).run()
 
-    with table or contextlib.nullcontext():
-        group, _ = on_remaining(comm.split(place), work)
-        group.free()
-        with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
-            if not comm.all_remain():
-                raise RankFailure  # trials of ranks that have failed may be left
+    group, _ = on_remaining(comm.split(place), work)
+    group.free()
+    with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
+        if not comm.all_remain():
+            raise RankFailure  # trials of ranks that have failed may be left
 
 
 def _make(space: Mapping[str, Any], options: Mapping[str, Any]) -> Space:

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.tools.search.asha import Halving
 from pydtnn.tools.search.dimension import MAX_GRID, RANKS, WHO, Dimension, Value, stored
-from pydtnn.tools.search.population import Population
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -47,7 +45,7 @@ class Space:
     objective : dict of str to str
         Names of values, such as "val_accuracy", and "minimize" or "maximize".
     sampler, pruner : dict
-        "name", and options of the class of Optuna, of `Population` or `Halving`.
+        "name", and options of the class of Optuna.
     trials : int
     stop : dict of str to float
         Values of the objective with which the search ends.
@@ -105,16 +103,6 @@ class Space:
     def stored(self, values: Mapping[str, Any]) -> dict[str, Value]:
         """Return values as a sampler stores them."""
         return {name: stored(value) for name, value in values.items()}
-
-    @property
-    def population(self) -> Population | None:
-        """How members of a population continue from each other; None for other samplers."""
-        return Population.of(self.sampler)
-
-    @property
-    def halving(self) -> Halving | None:
-        """How trials are paused and continue; None for other pruners."""
-        return Halving.of(self.pruner)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -231,14 +219,9 @@ def make_space(
         seed=_whole("seed", seed, 0),
         function=function,
     )
-    pruned = made.halving is not None or made.pruner["name"] != "none"
-    if pruned and len(goal) > 1:
+    if made.pruner["name"] != "none" and len(goal) > 1:
         raise ValueError(f"{WHO}: trials with several objectives cannot be pruned; remove pruner")
-    if made.population and (len(goal) > 1 or pruned):
-        raise ValueError(f"{WHO}: a population requires one objective and no pruner")
-    count = made.population.trials if made.population else 20
-    if made.sampler["name"] == "grid":
-        count = len(made.grid())
+    count = len(made.grid()) if made.sampler["name"] == "grid" else 20
     return replace(made, trials=count if trials is None else _whole("trials", trials, 1))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -30,7 +28,6 @@ from pydtnn.tools.search.space import Space, argument
 from pydtnn.tools.search.study import EPOCHS, GROUP
 from pydtnn.tools.search.worker import Trial
 from pydtnn.training.callback import Callback, Training
-from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import Lasting
@@ -87,7 +84,7 @@ class Reporter(Callback):
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Report epochs that the study does not know, if the trial was interrupted before."""
-        self._epochs, self._last = epochs, round(self.trial.part * epochs)
+        self._epochs = epochs
         for epoch, logs in enumerate(trainer.history, 1):
             self._report(trainer, logs, epoch)
 
@@ -96,8 +93,7 @@ class Reporter(Callback):
         self._report(trainer, trainer.logs, trainer.epoch)
 
     def _report(self, trainer: Training, logs: Mapping[str, float], epoch: int) -> None:
-        pruned = self.trial.report(logs[self.name], epoch, last=epoch == self._last)
-        if pruned or self._last <= epoch < self._epochs:
+        if self.trial.report(logs[self.name], epoch, last=epoch == self._epochs):
             trainer.stop = True
 
 
@@ -156,12 +152,6 @@ class TrainingObjective:
         for name in OWN:
             if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
                 raise ValueError(f"{WHO}: trials cannot have the option {name}; remove it")
-        config, population = configs[0], self.space.population
-        if population is not None and population.generations > config.epochs:
-            raise ValueError(
-                f"{WHO}: sampler: {population.generations} generations need as many epochs, got "
-                f"{config.epochs}; set fewer"
-            )
         return configs
 
     def _check_parts(self, configs: Sequence[TrainConfig]) -> None:
@@ -202,7 +192,7 @@ class TrainingObjective:
         comm, arguments = trial.comm, self.arguments(trial.values)
         trial.facts["arguments"] = arguments
         own = [f"--output-dir={trial.folder}", "--quiet"]
-        if trial.resumed or trial.parent:
+        if trial.resumed:
             own.append("--resume")
         if not any(argument.startswith("--threads") for argument in arguments):
             own.append(f"--threads={self.threads}")
@@ -211,23 +201,11 @@ class TrainingObjective:
         on_rank_0(comm, check_memory, config, data[0], comm, self.free)
         names = [*self.space.objective]
         reporters = [Reporter(trial, names[0])] if len(names) == 1 else []
-        on_rank_0(comm, self._begin, trial)
+        on_rank_0(comm, lambda: trial.folder.mkdir(exist_ok=trial.resumed))
         with _output_to(trial.folder / OUTPUT, comm):
             run(config, comm, reporters, data)
         values = comm.gather_object(on_rank_0(comm, self._read, trial))[0]
         return {name: values[name] for name in names}
-
-    def _begin(self, trial: Trial) -> None:
-        """Make the folder; of a member of a population with the checkpoint that it continues."""
-        trial.folder.mkdir(exist_ok=trial.resumed)
-        if trial.parent is None or find_checkpoints(trial.folder):
-            return
-        before = find_checkpoints(trial.parent)
-        if not before:
-            raise FileNotFoundError(f"{WHO}: {trial.parent} has no checkpoint to continue from")
-        with tempfile.TemporaryDirectory(dir=trial.folder) as folder:
-            copied = Path(shutil.copytree(before[-1], Path(folder) / before[-1].name))
-            copied.rename(trial.folder / copied.name)
 
     def _read(self, trial: Trial) -> dict[str, Any]:
         history = read_run(WHO, trial.folder).history

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,10 @@ from pydtnn.comm.failure import is_lost
 from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.space import Space
-from pydtnn.tools.search.study import Later, SharedStudy, Taken, lock_of
+from pydtnn.tools.search.study import SharedStudy, Taken, lock_of
 from pydtnn.utils.errors import AgreedError, Interrupted, RankFailure, describe
 from pydtnn.utils.launcher import survives
 from pydtnn.utils.observer import phase
-
-LATER_S = 0.1
-"""Time between two looks for a trial that depends on others, in s."""
 
 Objective = Callable[["Trial"], Mapping[str, float] | float]
 """Returns the value of a trial, or those of several objectives by name."""
@@ -46,11 +42,7 @@ class Trial:
     folder : Path
         A folder of its own, which may not exist yet.
     resumed : bool
-        Whether it has been interrupted or paused before: it continues from its folder.
-    parent : Path or None
-        Folder of the trial of a population from whose state it continues.
-    part : float
-        Share of the epochs after which it ends; below 1 in a population.
+        Whether it has been interrupted before: it continues from its folder.
     pruned : bool
         Whether `report` has returned True.
     facts : dict
@@ -62,13 +54,12 @@ class Trial:
     ) -> None:
         self.number, self.values, self.comm = taken.number, taken.values, comm
         self.folder, self.resumed = folder_of(folder, taken.number), taken.resumed
-        self.parent = None if taken.parent is None else folder_of(folder, taken.parent)
-        self.part, self.pruned = taken.part, False
+        self.pruned = False
         self.facts: dict[str, Any] = {}
         self._shared = shared
 
     def report(self, value: float, epoch: int, *, last: bool = False) -> bool:
-        """Report the value of an epoch; return whether training should end, or pause, with it.
+        """Report the value of an epoch; return whether training should end with it.
 
         Collective: all ranks of the group call it.
 
@@ -141,14 +132,11 @@ class Worker:
 
     def _take(self) -> Taken | None:
         assert self._shared is not None
-        while True:
-            try:
-                return self._shared.take(self._facts)
-            except Later:
-                time.sleep(LATER_S)
-            finally:
-                while self._shared.given_up:
-                    self._show(self._shared, self._shared.given_up.pop(0))
+        try:
+            return self._shared.take(self._facts)
+        finally:
+            while self._shared.given_up:
+                self._show(self._shared, self._shared.given_up.pop(0))
 
     def _train(self, trial: Trial) -> None:
         values, reason = {}, ""

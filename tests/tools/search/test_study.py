@@ -143,6 +143,30 @@ def test_a_study_ends_with_its_goal_or_its_time(tmp_path):
     assert late.take(GROUP) is None
 
 
+def test_the_best_third_of_the_trials_continues_at_each_rung(tmp_path):
+    """Optuna decides; a trial whose process was killed is compared once."""
+    own = shared(tmp_path, pruner="asha", sampler="random", trials=9)
+    last = {}
+    for number in range(9):
+        taken = begun(own)
+        y = abs(taken.values["x"] - 0.3)
+        for epoch in range(1, 10):
+            if number == 4 and epoch == 3:
+                own.close()
+                own = shared(tmp_path, pruner="asha", sampler="random", trials=9)
+                assert begun(own).number == 4
+            ends = own.report(number, y, epoch)
+            if ends:
+                break
+        last[number] = epoch
+        own.prune(number, {}) if ends and epoch < 9 else own.tell(number, {"y": y}, {})
+    costs = [abs(one.params["x"] - 0.3) for one in own.study.trials]
+    for number, epoch in last.items():
+        better = sum(cost < costs[number] for cost in costs[:number])
+        assert epoch == (9 if better < max(1, (number + 1) // 3) else 3)
+    assert {one.state.name for one in own.study.trials} == {"COMPLETE", "PRUNED"}
+
+
 def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path):
     shared(tmp_path).take(GROUP)
     journal = tmp_path / JOURNAL
@@ -165,7 +189,8 @@ def test_a_study_of_another_space_is_refused(tmp_path):
     [
         ({"pruner": "ash"}, "unknown pruner 'ash'; did you mean 'asha'"),
         ({"sampler": {"name": "tpe", "foo": 1}}, "sampler tpe: .*'foo'"),
-        ({"pruner": {"name": "asha", "reduction_factor": 1}}, "pruner asha: .*reduction_factor"),
+        ({"pruner": {"name": "asha", "reduction_factor": 1}}, "pruner asha: .*reduction"),
+        ({"sampler": "pbt"}, "unknown sampler 'pbt'; choose one of"),
     ],
 )
 def test_an_unknown_sampler_or_option_is_refused(options, message, tmp_path):

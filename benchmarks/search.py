@@ -1,19 +1,11 @@
-"""Compare searches for hyper-parameters: pruned and random ones, ours and other ways to run a grid.
+"""Compare ways to train the trials of a grid: loops of a shell, Optuna, and a search.
 
     PYDTNN_DATA=DIR python -m benchmarks.search --output benchmarks/results/search.txt
 
-Trials train ResNet-8 on a part of CIFAR-10, one rank each, four at a time.
-
-- `seeds`: 40 trials of TPE with ASHA, and a random search that runs at the same time, so that both
-  have the same share of the machine. Random trials count that are complete when the other search
-  ends.
-- `use`: share of the time of the ranks in which they trained, in the search with ASHA.
-- `grid`: wall time of the same grid as a loop of a shell, one job of four ranks a trial; as a shell
-  that keeps four jobs of one process; with Optuna and `multiprocessing`, four processes; and as one
-  job of ours. In turns, medians.
-
-About 30 minutes on 2 cores. Results of seeds and turns remain in `--keep`, and are not measured
-again.
+Trials train ResNet-8 on a part of CIFAR-10, one rank each, four at a time. Wall time of the same
+grid as a loop of a shell, one job of four ranks a trial; as a shell that keeps four jobs of one
+process; with Optuna and `multiprocessing`, four processes; and as one job of ours. In turns,
+medians. Results of turns remain in `--keep`, and are not measured again.
 """
 
 from __future__ import annotations
@@ -31,12 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common.report import Report
 from pydtnn.tools.search import make_space
-from pydtnn.tools.search.lines import spans_of, use_of
-from pydtnn.tools.search.study import SharedStudy
 from tests.launch import Program, run
 
 RANKS = 4
@@ -50,16 +38,8 @@ FIXED = {
     "threads": 1,
     "tuning": "fixed",
 }
-SPACE = {
-    "lr": {"low": 1e-6, "high": 10.0, "log": True},
-    "momentum": {"low": 0.0, "high": 0.99},
-    "weight_decay": {"low": 1e-6, "high": 1.0, "log": True},
-}
-"""Ranges of somebody who knows nothing of this network."""
 GRID = {"lr": [0.003, 0.01, 0.03, 0.1], "momentum": [0.0, 0.9]}
-EPOCHS, GRID_EPOCHS, RUNG = 21, 4, 3
-"""Of a trial, of one of the grid, and of the first rung. Periods of the schedule end after 3, 9 and
-21 epochs: at rungs, where networks with high and low rates can be compared, and at the end."""
+GRID_EPOCHS = 4
 RECORD = 1 + 3 * 32 * 32
 """Bytes of an image and its label in the binary files of CIFAR-10."""
 
@@ -82,65 +62,6 @@ def begin(folder: Path, name: str, space: dict[str, Any]) -> Program:
     file.write_text(json.dumps(space))
     command = ["-m", "pydtnn", "search", str(file), "--study", str(folder / name)]
     return Program(RANKS, command)
-
-
-def trials_of(folder: Path, name: str, space: dict[str, Any]) -> list[Any]:
-    return list(SharedStudy(folder / name, make_space(**space)).study.get_trials(deepcopy=False))
-
-
-def complete(trials: list[Any]) -> list[Any]:
-    return [one for one in trials if one.state.name == "COMPLETE"]
-
-
-def curve_of(trials: list[Any], start: float, seconds: float) -> list[tuple[float, float]]:
-    """Return parts of a time, and the best value of the trials that were complete then."""
-    points, best = [(0.0, 0.0)], 0.0
-    for one in sorted(complete(trials), key=lambda one: one.datetime_complete):
-        best = max(best, one.values[0])
-        points.append(((one.datetime_complete.timestamp() - start) / seconds, best))
-    return points
-
-
-def compare(folder: Path, seed: int, trials: int, fixed: dict[str, Any]) -> dict[str, Any]:
-    """Search with TPE and ASHA, and at random until the first search has ended."""
-    common = {"fixed": {**fixed, "epochs": EPOCHS}, "space": SPACE}
-    pruner = {"name": "asha", "min_resource": RUNG}
-    pruned = {**common, "sampler": "tpe", "pruner": pruner, "trials": trials, "seed": seed}
-    random = {**common, "sampler": "random", "trials": 100 * trials, "seed": 1000 + seed}
-    names = f"asha-{seed}", f"random-{seed}"
-    with begin(folder, names[0], pruned) as first, begin(folder, names[1], random):
-        if not first.wait(7200) or first.finished().returncode:
-            raise RuntimeError(first.finished().stderr)
-    own = trials_of(folder, names[0], pruned)
-    start = min(span["begin"] for _, span in spans_of(own))
-    end = max(span["end"] for _, span in spans_of(own))
-    others = [
-        one
-        for one in trials_of(folder, names[1], random)
-        if one.datetime_complete and one.datetime_complete.timestamp() <= end
-    ]
-    both = own, others
-    curves = [[*one.intermediate_values.values()] for one in complete(others)]
-    return {
-        "seed": seed,
-        "seconds": end - start,
-        "epochs": [sum(len(one.intermediate_values) for one in trials) for trials in both],
-        "trials": [*map(len, both)],
-        "complete": [len(complete(one)) for one in both],
-        "best": [max(one.values[0] for one in complete(trials)) for trials in both],
-        "use": use_of(own)[0],
-        "curves": [curve_of(one, start, end - start) for one in both],
-        "rungs": [[curve[RUNG - 1], curve[-1]] for curve in curves],
-    }
-
-
-def correlation(pairs: list[tuple[float, float]]) -> float:
-    """Return the correlation of the ranks of values (Spearman); equal values have no order."""
-    ranks = [np.argsort(np.argsort(values, kind="stable")) for values in zip(*pairs, strict=True)]
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-# -- four ways to run a grid ----------------------------------------------------------------------
 
 
 def shell_loop(folder: Path, fixed: dict[str, Any]) -> None:
@@ -264,37 +185,13 @@ def time_grid(folder: Path, turns: int, fixed: dict[str, Any], report: Report) -
         report.line(f"  {name:26} {shown}   {medians[name] / best:5.2f}")
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw the best accuracy over time, of all seeds."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"font.size": 8, "axes.spines.top": False}):
-        figure = Figure((6.4, 3.2), layout="constrained")
-        axes = figure.subplots()
-        for one in found:
-            for curve, colour in zip(one["curves"], ("#0072B2", "#D55E00"), strict=True):
-                x, y = zip(*curve, strict=True)
-                axes.step(x, [100 * value for value in y], where="post", color=colour, lw=1.2)
-        axes.plot([], [], color="#0072B2", label="TPE, ASHA: 40 trials")
-        axes.plot([], [], color="#D55E00", label="random, no pruning")
-        axes.set_xlabel("time, in parts of that of the search with ASHA")
-        axes.set_ylabel("best validation accuracy (%)")
-        axes.set_ylim(bottom=10)
-        axes.legend(frameon=False)
-        figure.savefig(path, dpi=160)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", default=["seeds", "grid"])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--validation", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--validation", type=int, default=150)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--keep", type=Path, help="folder of the searches")
-    parser.add_argument("--output", type=Path, help="file of the table; the plot is beside it")
+    parser.add_argument("--keep", type=Path, help="folder of the results")
+    parser.add_argument("--output", type=Path, help="file of the table")
     options = parser.parse_args()
     report = Report(options.output)
     with tempfile.TemporaryDirectory() as temporary:
@@ -306,43 +203,7 @@ def main() -> None:
             f"ResNet-8, {options.images} images of CIFAR-10 to train, {options.validation} to "
             f"validate; {RANKS} ranks, one for each trial"
         )
-        if "seeds" in options.parts:
-            show_seeds(folder, options, fixed, report)
-        if "grid" in options.parts:
-            time_grid(folder, options.turns, fixed, report)
-
-
-def show_seeds(
-    folder: Path, options: argparse.Namespace, fixed: dict[str, Any], report: Report
-) -> None:
-    """Print a line for each seed, and draw them."""
-    report.line(
-        f"TPE with ASHA, {options.trials} trials of at most {EPOCHS} epochs, first rung {RUNG}; "
-        "random trials in the same time"
-    )
-    report.line("seed  trials      complete    epochs      best accuracy (%)  use of the  time")
-    report.line("      ASHA random ASHA random ASHA random ASHA  random       ranks (%)   (s)")
-    found = []
-    for seed in range(options.seeds):
-        known = folder / f"seed-{seed}.json"
-        if not known.exists():
-            known.write_text(json.dumps(compare(folder, seed, options.trials, fixed)))
-        one = json.loads(known.read_text())
-        found.append(one)
-        pairs = (one[name] for name in ("trials", "complete", "epochs"))
-        counts = " ".join(f"{a:4} {b:6}" for a, b in pairs)
-        best = "  ".join(f"{100 * value:5.1f}" for value in one["best"])
-        use = f"{100 * one['use']:9.1f} {one['seconds']:11.1f}"
-        report.line(f"{seed:4}  {counts} {best}    {use}")
-    equal = sum(one["best"][0] >= one["best"][1] for one in found)
-    report.line(f"TPE with ASHA is better or equal in {equal} of {len(found)} seeds")
-    pairs = [tuple(pair) for one in found for pair in one["rungs"]]
-    report.line(
-        f"rank correlation of the accuracy after {RUNG} epochs and at the end: "
-        f"{correlation(pairs):.2f} ({len(pairs)} random trials)"
-    )
-    if options.output:
-        draw(found, options.output.with_suffix(".png"))
+        time_grid(folder, options.turns, fixed, report)
 
 
 if __name__ == "__main__":

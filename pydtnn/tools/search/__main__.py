@@ -18,7 +18,6 @@ from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.failure import leave
 from pydtnn.comm.remaining import on_remaining
 from pydtnn.tools.search.dimension import WHO
-from pydtnn.tools.search.groups import AUTO
 from pydtnn.tools.search.lines import best_of, result_of
 from pydtnn.tools.search.search import print_line, search
 from pydtnn.tools.search.space import Space, read_space
@@ -94,20 +93,16 @@ def create_parser() -> Parser:
     )
     parser.add_argument(
         "--ranks-per-trial",
-        type=_sizes,
+        type=_whole,
+        default=1,
         metavar="N",
-        help="ranks that train a trial together (default: 1), or those of several groups, such as "
-        "1,1,2; auto: as many as the performance model predicts to end the study first",
+        help="ranks that train a trial together (default: 1)",
     )
     parser.add_argument("--trials", type=_whole, metavar="N", help="instead of those of the file")
     parser.add_argument(
         "--export", metavar="FILE", help="write the options of the best trial, for --config"
     )
     return parser
-
-
-def _sizes(text: str) -> str | list[int]:
-    return text if text == AUTO else [_whole(one) for one in text.split(",")]
 
 
 def _whole(text: str) -> int:

@@ -17,9 +17,6 @@ WHO = "search"
 MAX_GRID = 100_000
 """Largest number of trials of a grid."""
 
-RANKS = "ranks_per_trial"
-"""Dimension with the number of ranks that train a trial together."""
-
 Value = bool | int | float | str | None
 
 

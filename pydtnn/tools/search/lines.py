@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,38 +37,6 @@ def seconds_of(one: Any) -> float:
     """Return how long a trial was trained, in s."""
     spans = one.user_attrs.get(GROUP, [])
     return float(sum(span["end"] - span["begin"] for span in spans if span["end"]))
-
-
-def spans_of(trials: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Return what groups of ranks have trained: trials, each with one of its spans of time."""
-    return [(t, span) for t in trials for span in t.user_attrs.get(GROUP, []) if span["end"]]
-
-
-def use_of(trials: Sequence[Any]) -> tuple[float, float]:
-    """Return the share of the time of the ranks in which they trained, and the time of jobs in s.
-
-    The time of a job is that from its first trial to the end of its last one. Spans of trials that
-    have ended their job, or a rank, are not known.
-    """
-    jobs = defaultdict(list)
-    for _, span in spans_of(trials):
-        jobs[span["job"]].append(span)
-    busy = there = whole = 0.0
-    for spans in jobs.values():
-        seconds = max(span["end"] for span in spans) - min(span["begin"] for span in spans)
-        whole += seconds
-        there += seconds * len({(span["host"], rank) for span in spans for rank in span["ranks"]})
-        busy += sum((span["end"] - span["begin"]) * len(span["ranks"]) for span in spans)
-    return (busy / there if there else 1.0), whole
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return the ranks of a group as text.
-
-    >>> name_ranks([3]), name_ranks([2, 3])
-    ('3', '2-3')
-    """
-    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
 
 
 def options_of(one: Any) -> str:

@@ -1,12 +1,9 @@
-"""The page of a search: trials, their curves and options, and what the ranks did."""
+"""The page of a search: trials, their curves and their options."""
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +13,9 @@ from pydtnn.tools.search.dimension import Dimension
 from pydtnn.tools.search.lines import (
     STATES,
     best_of,
-    name_ranks,
     result_of,
     seconds_of,
     show_value,
-    spans_of,
-    use_of,
 )
 from pydtnn.tools.search.space import Space
 from pydtnn.tools.search.study import EPOCHS
@@ -38,9 +32,6 @@ LOOK = {
 
 BEST = "#009E73"
 """Colour of the best trial."""
-
-NARROW = 0.04
-"""Part of the whole time below which the bar of a trial has no number."""
 
 BELOW = -0.14
 """Where the line of a trial without an option passes its axis, which is from 0 to 1."""
@@ -66,9 +57,8 @@ def render(space: Space, study: Any) -> str:
     sections = [
         _results(space, trials),
         _history(space, trials),
-        *_options(space, study, trials),
+        _options(space, trials),
         _curves(space, trials),
-        _use(trials),
     ]
     goal = ", ".join(space.objective)
     return render_sections(f"Search: {len(trials)} trials, {goal}", sections)
@@ -168,88 +158,13 @@ def _history(space: Space, trials: Sequence[Any]) -> Section:
     return Section("history", "History", "", figures, legend=legend)
 
 
-def _options(space: Space, study: Any, trials: Sequence[Any]) -> list[Section]:
-    """Return the sections of importance, of all options together, and of each one."""
+def _options(space: Space, trials: Sequence[Any]) -> Section:
     done = [one for one in trials if _value(space, one) is not None]
-    name = next(iter(space.objective))
-    slices = [_slice(space, one, done, name) for one in space.dimensions]
-    return [
-        _importance(space, study),
-        Section(
-            "parallel",
-            "Options together",
-            "Each line is a trial; the best tenth is highlighted.",
-            [_parallel(space, done, name)] if done else [],
-            legend={"best tenth": f"{BEST} line", "others": f"{COLOURS['other']} line"},
-            absent="no trial has a value",
-        ),
-        Section(
-            "options",
-            "Options one by one",
-            "",
-            slices if done else [],
-            legend=_states(done),
-            absent="no trial has a value",
-        ),
-    ]
-
-
-def _importance(space: Space, study: Any) -> Section:
-    # Optuna imports scikit-learn, if it can, for other evaluators: 1 s, most of the time of a page.
-    without = sys.modules.setdefault("sklearn", cast("Any", None)) is None
-    try:
-        importance = import_module("optuna.importance")  # `from optuna` would import it later
-    finally:
-        if without:
-            del sys.modules["sklearn"]
-
-    title, figures, why = "Importance of the options", [], ""
-    for place, name in enumerate(space.objective):
-        target = None if len(space.objective) == 1 else (lambda one, at=place: one.values[at])
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                evaluator = importance.PedAnovaImportanceEvaluator()
-                shares = importance.get_param_importances(study, evaluator=evaluator, target=target)
-        except (ValueError, RuntimeError, IndexError) as error:  # too few trials
-            why = f"Optuna cannot estimate it ({error})"
-            continue
-        names = [*shares][::-1]
-        bars = {
-            "type": "bar",
-            "orientation": "h",
-            "x": [shares[one] for one in names],
-            "y": names,
-            "marker": {"color": COLOURS["compute"]},
-            "hovertemplate": "%{y}: %{x:.2f}<extra></extra>",
-        }
-        height = 90 + 30 * len(names)
-        figures.append(
-            Figure(
-                f"Share of each option in {name}",
-                [bars],
-                {"title": "share", "rangemode": "tozero"},
-                {"title": ""},
-                "PED-ANOVA (Watanabe et al., IJCAI 2023) on trials with all options.",
-                height=height,
-                wide=True,
-            )
-        )
-    return Section("importance", title, "", figures, absent=why)
-
-
-def _axis(dimension: Dimension) -> dict[str, Any]:
-    kind: dict[str, Any] = {"type": "log"} if dimension.log else {}
-    if dimension.choices:
-        order = [show_value(one) for one in dimension.choices]
-        kind = {"type": "category", "categoryorder": "array", "categoryarray": order}
-    return {"title": dimension.name, **kind}
-
-
-def _slice(space: Space, dimension: Dimension, trials: Sequence[Any], name: str) -> Figure:
-    own = {t.number: t.params[dimension.name] for t in trials if dimension.name in t.params}
-    x = {n: show_value(v) if dimension.choices else v for n, v in own.items()}
-    return Figure(dimension.name, _points(space, trials, x), _axis(dimension), name)
+    figures = [_parallel(space, done, next(iter(space.objective)))] if done else []
+    text = "Each line is a trial; the best tenth is highlighted."
+    legend = {"best tenth": f"{BEST} line", "others": f"{COLOURS['other']} line"}
+    absent = "no trial has a value"
+    return Section("options", "Options", text, figures, legend=legend, absent=absent)
 
 
 def _height(dimension: Dimension, value: Any) -> float:
@@ -338,52 +253,3 @@ def _curves(space: Space, trials: Sequence[Any]) -> Section:
     axis = {"title": "epoch", "range": [0, 1.02 * last]}
     figure = Figure(f"{name} over the epochs", data, axis, name, height=420, wide=True)
     return Section("curves", title, "A cross is where a trial was pruned.", [figure], legend=legend)
-
-
-def _use(trials: Sequence[Any]) -> Section:
-    """Return what the ranks did over time, and the share of time in which they trained."""
-    spans = spans_of(trials)
-    title = "Use of the ranks"
-    if not spans:
-        return Section("use", title, absent="no trial has ended")
-    begin = min(span["begin"] for _, span in spans)
-    least = NARROW * (max(span["end"] for _, span in spans) - begin)
-    groups = sorted({_group(span) for _, span in spans})
-    share, seconds = use_of(trials)
-    data = []
-    for state, colour in LOOK.items():
-        own = [(one, span) for one, span in spans if _state(one) == state]
-        if own:
-            data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": state,
-                    "base": [span["begin"] - begin for _, span in own],
-                    "x": [span["end"] - span["begin"] for _, span in own],
-                    "y": [_group(span) for _, span in own],
-                    "text": [
-                        str(one.number) if span["end"] - span["begin"] > least else ""
-                        for one, span in own
-                    ],
-                    "textposition": "inside",
-                    "customdata": [one.number for one, _ in own],
-                    "marker": {"color": colour, "line": {"color": "#FFFFFF", "width": 1}},
-                    "hovertemplate": "trial %{customdata}: %{x:.1f} s<extra></extra>",
-                }
-            )
-    figure = Figure(
-        "Trials of each group over time",
-        data,
-        "time since the first trial (s)",
-        {"title": "", "type": "category"},
-        height=120 + 34 * len(groups),
-        wide=True,
-        layout={"barmode": "overlay"},
-    )
-    text = f"In {share:.1%} of {duration(seconds)}, ranks trained a trial."
-    return Section("use", title, text, [figure], legend=_states([one for one, _ in spans]))
-
-
-def _group(span: Mapping[str, Any]) -> str:
-    return f"{span['host']}, job {span['job']}, ranks {name_ranks(span['ranks'])}"

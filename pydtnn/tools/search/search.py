@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.comm.remaining import on_remaining
-from pydtnn.tools.search.groups import AUTO, check_groups, choose_ranks, divide
+from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.lines import describe_earlier, describe_search, describe_trial
 from pydtnn.tools.search.space import Space, make_space
 from pydtnn.tools.search.study import SharedStudy
 from pydtnn.tools.search.worker import Objective, Worker
 from pydtnn.utils.errors import RankFailure, printable
 from pydtnn.utils.observer import phase
+from pydtnn.utils.validate import check_int
 
 if TYPE_CHECKING:
     import optuna
@@ -35,7 +36,7 @@ def run(
     space: Space | Mapping[str, Any],
     folder: str | Path = "runs/search",
     *,
-    ranks_per_trial: int | Sequence[int] | Literal["auto"] | None = None,
+    ranks_per_trial: int = 1,
     comm: Communicator | None = None,
     show: Callable[[str], object] | None = print_line,
     **options: Any,
@@ -53,10 +54,8 @@ def run(
         As in `make_space`.
     folder : str or Path
         Folder of the study, and of the runs of its trials.
-    ranks_per_trial : int or sequence of int or "auto", optional
-        Ranks of a group, or of each of several groups; repeated until there is no rank left. By
-        default those of the space, or 1. "auto": as many as the performance model predicts to end
-        the study first, for trials of training.
+    ranks_per_trial : int
+        Ranks of a group.
     comm : Communicator, optional
         All ranks; by default those that mpirun has started.
     show : callable, optional
@@ -82,35 +81,36 @@ def search(
     train: Objective | None,
     space: Space,
     folder: Path,
-    ranks_per_trial: int | Sequence[int] | str | None,
+    ranks_per_trial: int,
     comm: Communicator,
     show: Callable[[str], object] | None,
 ) -> tuple[Communicator, optuna.Study]:
     """Search as `run`; return the ranks that remain, too."""
-    auto = ranks_per_trial == AUTO and train is None
-    sizes: Sequence[int] = space.sizes or [1]
-    if isinstance(ranks_per_trial, int):
-        sizes = [ranks_per_trial]
-    elif ranks_per_trial and not isinstance(ranks_per_trial, str):
-        sizes = ranks_per_trial
-    together(comm, check_groups, comm.size, sizes, space)
+    together(comm, _check_groups, comm.size, ranks_per_trial)
 
     def search_on(comm: Communicator) -> optuna.Study:
-        _search(train, space, folder, None if auto else sizes, comm, show)
+        _search(train, space, folder, ranks_per_trial, comm, show)
         return SharedStudy(folder, space).study
 
     return on_remaining(comm, search_on)
+
+
+def _check_groups(ranks: int, size: int) -> None:
+    """Raise ValueError unless ranks can be divided into groups of a size."""
+    check_int(WHO, "ranks_per_trial", size, at_least=1)
+    if ranks % size:
+        raise ValueError(f"{WHO}: --ranks-per-trial must divide the {ranks} ranks, got {size}")
 
 
 def _search(
     train: Objective | None,
     space: Space,
     folder: Path,
-    sizes: Sequence[int] | None,
+    size: int,
     comm: Communicator,
     show: Callable[[str], object] | None,
 ) -> None:
-    """Train trials on groups of ranks until none is left."""
+    """Train trials on groups of ranks until none is left; the last group may be smaller."""
     threads = together(comm, threads_per_rank, comm)
     own = train
     if own is None:
@@ -118,20 +118,14 @@ def _search(
 
         own = trained = TrainingObjective(space, threads)
         trained.check(comm)
-        if sizes is None:
-            number, why = choose_ranks(comm, space, trained)
-            sizes = [number]
-            if comm.rank == 0 and show is not None:
-                show(why)
     study = on_rank_0(comm, SharedStudy, folder, space)  # refuses the study of another space
-    groups = divide(comm.size, sizes or [1])
-    place = next(place for place, ranks in enumerate(groups) if comm.rank in ranks)
     supervision = comm.supervision
     if supervision is not None and comm.size > 1:
         supervision.last_step.abandon()  # groups have no common last step: a signal ends them
     job = comm.gather_object(os.getpid())[0]
     if study is not None and show is not None:
-        show(describe_search(space, [len(group) for group in groups], str(folder)))
+        groups = [min(size, comm.size - begin) for begin in range(0, comm.size, size)]
+        show(describe_search(space, groups, str(folder)))
         if earlier := describe_earlier(space, study.study.get_trials(deepcopy=False)):
             show(earlier)
 
@@ -143,7 +137,7 @@ def _search(
         facts = {"host": socket.gethostname(), "job": job, "ranks": [*group.members]}
         Worker(group, space, folder, own, tell, facts).run()
 
-    group, _ = on_remaining(comm.split(place), work)
+    group, _ = on_remaining(comm.split(comm.rank // size), work)
     group.free()
     with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
         if not comm.all_remain():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.tools.search.dimension import MAX_GRID, RANKS, WHO, Dimension, Value, stored
+from pydtnn.tools.search.dimension import MAX_GRID, WHO, Dimension, Value, stored
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -103,11 +103,6 @@ class Space:
     def stored(self, values: Mapping[str, Any]) -> dict[str, Value]:
         """Return values as a sampler stores them."""
         return {name: stored(value) for name, value in values.items()}
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers of ranks of its trials, if they are part of the space."""
-        return next((one.choices for one in self.dimensions if one.name == RANKS), ())
 
     def identity(self) -> str:
         """Return what must be equal to continue a search, as text."""
@@ -241,11 +236,7 @@ def _dimension(name: str, given: Any, before: Sequence[Dimension]) -> Dimension:
             raise ValueError(f"{who} must have 1 to {MAX_CHOICES:,} values, got {choices!r:.60}")
         if len({json.dumps(stored(one)) for one in choices}) < len(choices):
             raise ValueError(f"{who} has a value twice: {choices!r:.200}")
-        if name == RANKS:
-            choices = [_whole(name, one, 1) for one in choices]
         return Dimension(name, tuple(choices), condition=condition)
-    if name == RANKS:
-        raise ValueError(f"{who} must be a list of numbers of ranks, such as [1, 2]")
     missing = [end for end in ("low", "high") if end not in given]
     if missing:
         raise ValueError(f"{who} has no {missing[0]}; write {{low: 1e-3, high: 1.0}}")

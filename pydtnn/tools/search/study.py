@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pydtnn.tools.search.dimension import RANKS, WHO
+from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.journal import LOCKED, FileLock, Journal
 from pydtnn.tools.search.space import Space
 from pydtnn.utils.files import MAX_TEXT_B, path_inside, read_file
@@ -230,22 +230,21 @@ class SharedStudy:
         group : mapping
             Facts about the ranks, which the study stores.
         """
-        size = len(group["ranks"])
         with self._journal.stored(), FileLock(self.folder / LOCKS / CHOICE):
-            trial = self._interrupted(size)
+            trial = self._interrupted()
             if trial is None and not self.ended():
-                trial = self._new(size)
+                trial = self._new()
             return None if trial is None else self._begin(trial, group)
 
     def _all(self) -> list[optuna.trial.FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
 
-    def _interrupted(self, size: int) -> optuna.Trial | None:
+    def _interrupted(self) -> optuna.Trial | None:
         """Return a trial whose process has ended; give up those that are not to be continued."""
         import optuna
 
         for one in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-            if not self._suits(one, size) or not self._claim(one.number):
+            if not self._claim(one.number):
                 continue
             now = self._all()[one.number]
             if now.state.is_finished():
@@ -261,8 +260,8 @@ class SharedStudy:
             self._release(one.number)
         return None
 
-    def _new(self, size: int) -> optuna.Trial | None:
-        """Return a new trial; None if there is none for so many ranks."""
+    def _new(self) -> optuna.Trial | None:
+        """Return a new trial; None if none is left."""
         trials = self._all()
         enqueued = [one for one in trials if one.state.name == "WAITING"]  # by tools of Optuna
         number = len(trials) - len(enqueued)
@@ -271,35 +270,27 @@ class SharedStudy:
         self._seed(number)
         if enqueued:
             trial = self.study.ask()
-        elif (given := self._next(trials, size)) is not None:
+        elif (given := self._next(trials)) is not None:
             trial = self._create(*given)
         else:
             return None
         self._claim(trial.number)
         return trial
 
-    def _suits(self, trial: optuna.trial.FrozenTrial, size: int) -> bool:
-        """Return whether a trial that was begun is one for so many ranks."""
-        known = {**trial.system_attrs.get(FIXED, {}), **trial.params}
-        return known.get(RANKS, size) == size
-
     def _next(
-        self, trials: Sequence[optuna.trial.FrozenTrial], size: int
+        self, trials: Sequence[optuna.trial.FrozenTrial]
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Return values of a new trial that the sampler does not choose, and its attributes.
 
-        None if there is no trial for so many ranks.
+        None if all of a grid have been begun.
         """
-        space = self.space
-        if space.sizes and size not in space.sizes:
-            return None
-        if space.sampler["name"] == "grid":
-            tried = {one.user_attrs.get(POINT, one.number) for one in trials}
-            for point, values in enumerate(space.grid()):
-                if point not in tried and values.get(RANKS, size) == size:
-                    return space.stored(values), {POINT: point}
-            return None
-        return ({RANKS: size} if space.sizes else {}), {}
+        if self.space.sampler["name"] != "grid":
+            return {}, {}
+        tried = {one.user_attrs.get(POINT, one.number) for one in trials}
+        for point, values in enumerate(self.space.grid()):
+            if point not in tried:
+                return self.space.stored(values), {POINT: point}
+        return None
 
     def _create(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> optuna.Trial:
         """Begin a trial with some values at once: if this process is killed, none has a part."""

@@ -6,8 +6,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -16,21 +15,24 @@ from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments
 from pydtnn.cli.parts import find
 from pydtnn.cli.run import run
-from pydtnn.cli.workload import create_data
+from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.serial import Serial
 from pydtnn.data import Dataset
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.predicted import predict
 from pydtnn.tools.runs.run import read_run
-from pydtnn.tools.search.dimension import RANKS, WHO, named
-from pydtnn.tools.search.host import check_memory, free_per_rank, share_on_host
+from pydtnn.tools.search.dimension import WHO, named
 from pydtnn.tools.search.space import Space, argument
 from pydtnn.tools.search.study import EPOCHS, GROUP
 from pydtnn.tools.search.worker import Trial
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils import plain_yaml
+from pydtnn.utils.machine import free_memory
 from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import Lasting
+from pydtnn.utils.units import memory
 
 OWN = ("output_dir", "resume", "evaluate_only", "progress", "verbose", "quiet", "save", "trace")
 """Options that a search sets itself, or that trials cannot have."""
@@ -40,6 +42,9 @@ OF_DATA = (
     *("validation_split", "stage"),
 )
 """Options with which the data sets of trials are equal."""
+
+PLATFORM = "laptop"
+"""A platform for predictions of memory, which is the same on all."""
 
 OUTPUT = "output.txt"
 """File of a trial with what its run prints."""
@@ -97,6 +102,29 @@ class Reporter(Callback):
             trainer.stop = True
 
 
+def check_memory(config: TrainConfig, train: Dataset, comm: Communicator, free: float) -> None:
+    """Raise MemoryError if training needs more memory than a rank may use, as predicted.
+
+    Runs for which the performance model has no formula are not checked.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    train : Dataset
+    comm : Communicator
+        The ranks that train.
+    free : float
+        In B.
+    """
+    work = describe_run(config, {"data": comm.size}, describe_data(config, train, comm.size))
+    one = predict(config, replace(work, threads=None), Platform.load(PLATFORM))
+    if not one.reason and one.memory > free:
+        raise MemoryError(
+            f"{WHO}: the trial needs {memory(one.memory)} on each rank, and each may use "
+            f"{memory(free)} of its host; start fewer ranks on a host, or set --recompute auto"
+        )
+
+
 class TrainingObjective:
     """Trains a network with the options of a trial.
 
@@ -120,7 +148,7 @@ class TrainingObjective:
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
         """Return the options of a trial as arguments of `pydtnn.train`."""
         options = {**self.space.fixed, **values}
-        return [argument(name, value) for name, value in options.items() if name != RANKS]
+        return [argument(name, value) for name, value in options.items()]
 
     def first(self) -> TrainConfig:
         """Return the configuration with the first value of every option."""
@@ -129,8 +157,7 @@ class TrainingObjective:
     def check(self, comm: Communicator) -> None:
         """Check the options, load the data sets of the first trial, and check the objective.
 
-        Every choice and both ends of every range are checked. Data sets are loaded once on each
-        host. Collective: all ranks call it.
+        Every choice and both ends of every range are checked. Collective: all ranks call it.
 
         Raises
         ------
@@ -139,8 +166,8 @@ class TrainingObjective:
         """
         configs = together(comm, self._check_options)
         config = configs[0]
-        self._data = self._key(config), share_on_host(comm, partial(create_data, config))
-        self.free = free_per_rank(comm)
+        together(comm, self.data, config)
+        self.free = float(min(comm.gather_object(free_memory() / comm.local_size)))
         on_rank_0(comm, self._check_parts, configs)
 
     def _check_options(self) -> list[TrainConfig]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pydtnn.tools.search import Trial, make_space, run
+from pydtnn.tools.search import Trial, make_space, run, training
 from pydtnn.tools.search.__main__ import main
-from pydtnn.tools.search.groups import check_groups, explain
 from pydtnn.tools.search.study import SharedStudy
 from pydtnn.train import main as train
-from tests.each import each
+from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished, why_not
 from tests.launch import run as launch
 
@@ -179,57 +177,41 @@ def searched(folder: Path, ranks: int, *options: str) -> Finished:
     return launch(ranks, ["-m", "pydtnn", "search", "space.yaml", *options], directory=folder)
 
 
-def test_groups_of_different_sizes_train_trials_side_by_side(written):
-    """Trials that ask for a number of ranks are those of groups with it."""
-    sizes = {"ranks_per_trial": [1, 2], "lr": [0.01, 0.1]}
-    space = {"space": sizes, "fixed": FIXED, "sampler": "grid"}
+def test_groups_train_trials_side_by_side(written):
+    space = {"space": {"lr": [0.01, 0.02, 0.1, 0.2]}, "fixed": FIXED, "sampler": "grid"}
     (written / "space.yaml").write_text(json.dumps(space))
     finished = searched(written, 2, "--ranks-per-trial=3")
     assert finished.returncode == 1
     assert finished.stderr == "search: --ranks-per-trial must divide the 2 ranks, got 3\n"
     assert not (written / "runs").exists()
-    finished = searched(written, 4, "--ranks-per-trial=1,1,2")
+    finished = searched(written, 4, "--ranks-per-trial=2")
     assert finished.returncode == 0, finished
-    assert "2 groups of 1 rank and 1 group of 2 ranks" in finished.stdout
+    assert "2 groups of 2 ranks" in finished.stdout
     study = SharedStudy(written / "runs" / "space", make_space(**space)).study
     assert [one.state.name for one in study.trials] == ["COMPLETE"] * 4
-    for one in study.trials:
-        assert len(one.user_attrs["group"][0]["ranks"]) == one.params["ranks_per_trial"]
-    points = {(one.params["ranks_per_trial"], one.params["lr"]) for one in study.trials}
-    assert points == {(1, 0.01), (1, 0.1), (2, 0.01), (2, 0.1)}
+    groups = {tuple(one.user_attrs["group"][0]["ranks"]) for one in study.trials}
+    assert groups == {(0, 1), (2, 3)}
+    assert {one.params["lr"] for one in study.trials} == {0.01, 0.02, 0.1, 0.2}
 
 
-@each(
-    ("sizes", "message"),
-    [
-        ([1, 3], "must have a sum that divides the 6 ranks, got 1,3"),
-        ([1, 1], "ranks_per_trial 2 requires a group of so many ranks"),
-    ],
-)
-def test_groups_that_do_not_fit_are_refused(sizes, message):
-    space = make_space({"ranks_per_trial": [1, 2]})
-    with pytest.raises(ValueError, match=message):
-        check_groups(6, sizes, space)
+def test_a_number_of_ranks_that_is_none_is_refused(tmp_path):
+    for wrong in (0, "auto"):
+        with pytest.raises(AgreedError, match="ranks_per_trial must be"):
+            run(None, make_space({"lr": [0.1]}), tmp_path, ranks_per_trial=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.long
-def test_the_number_of_ranks_of_a_trial_is_chosen_by_prediction(written):
-    finished = searched(written, 2, "--ranks-per-trial=auto", "--trials=1")
-    assert finished.returncode == 0, finished
-    first, second = finished.stdout.splitlines()[:2]
-    found = re.fullmatch(
-        r"ranks per trial: (\d); predicted time of the study: (.*) s with 1, .*", first
-    )
-    assert found
-    group = "2 groups of 1 rank" if found[1] == "1" else "1 group of 2 ranks"
-    assert f", {group}, " in second
-
-
-def test_a_study_of_few_trials_has_larger_groups():
-    times = {1: 8.0, 2: 5.0, 4: 4.0}
-    assert [explain(times, 4, trials)[0] for trials in (1, 2, 4, 100)] == [4, 2, 1, 1]
-    told = explain({1: 10.0, 2: 6.25}, 2, 4)[1]
-    assert "20.0 s with 1, 25.0 s with 2 (a trial is 1.60 times as fast)" in told
+def test_a_trial_that_needs_too_much_memory_fails_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "free_memory", lambda: 150e6)
+    shape = {"samples": 60, "test_samples": 20, "shape": [64, 64, 3], "classes": 4}
+    fixed = {**FIXED, "model": "vgg11", "dataset_options": shape, "epochs": 1}
+    fixed.pop("global_batch_size")
+    space = make_space({"batch_size": [4, 8]}, fixed=fixed, sampler="grid")
+    study = run(None, space, tmp_path / "study", show=None)
+    assert [one.state.name for one in study.trials] == ["FAIL", "FAIL"]
+    reason = study.trials[0].user_attrs["reason"]
+    assert "the trial needs" in reason
+    assert "150 MB of its host" in reason
+    assert not (tmp_path / "study" / "trial-00000").exists()
 
 
 BROKEN = """

@@ -121,17 +121,6 @@ def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path):
     assert found == space.grid()
 
 
-def test_trials_for_other_numbers_of_ranks_are_left_to_other_groups(tmp_path):
-    space = make_space({"ranks_per_trial": [1, 2], **RANGE}, objective=GOAL, sampler="random")
-    two = GROUP | {"ranks": [0, 1]}
-    own = SharedStudy(tmp_path, space)
-    assert [begun(own, one).values["ranks_per_trial"] for one in (GROUP, two)] == [1, 2]
-    own.close()
-    again = SharedStudy(tmp_path, space)
-    assert [begun(again, two).number, begun(again).number] == [1, 0]
-    assert again.take(GROUP | {"ranks": [0, 1, 2]}) is None
-
-
 def test_a_study_ends_with_its_goal_or_its_time(tmp_path):
     own = shared(tmp_path, stop={"y": 0.1})
     own.take(GROUP)

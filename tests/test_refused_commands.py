@@ -75,7 +75,6 @@ OTHERS = {
         ["export", "runs/a", "--to=csv", "--output=new/x.csv"],
         ["export", "trace", "--to=kineto", "--output=pictures"],
         ["replay", "trace", "--platform=nonsense"],
-        ["import", "run.yaml", "--format=chakra", "--platform=cpu-1gbit"],
     ],
     "report": [
         ["runs/a", "--step=first", "--output=new/page.html"],

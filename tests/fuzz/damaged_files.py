@@ -74,11 +74,7 @@ from pydtnn.tools.search import make_space
 from pydtnn.tools.search.lines import describe_trial
 from pydtnn.tools.search.page import render as render_study
 from pydtnn.tools.search.study import JOURNAL, SharedStudy
-from pydtnn.tools.tracing import RankTrace, build_timeline, load_timeline, read_traces
-from pydtnn.tools.tracing.chakra import Node, read_nodes
-from pydtnn.tools.tracing.chakra import encode as encode_nodes
-from pydtnn.tools.tracing.execution import groups_of
-from pydtnn.tools.tracing.exports.chakra import to_nodes
+from pydtnn.tools.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import STATE
@@ -720,27 +716,6 @@ class Traces(Kind):
         for trace, right in zip(found, self.right, strict=True):
             np.testing.assert_array_equal(trace.records, right.records)
             assert (trace.names, trace.about) == (right.names, right.about)
-
-
-class ExecutionTraces(Kind):
-    """Files of Chakra of two ranks; they have no checksum."""
-
-    def prepare(self) -> None:
-        write_run(self.folder / "run", ranks=2, steps=1)
-        ranks, _ = to_nodes(load_timeline(self.folder / "run"))
-        shutil.rmtree(self.folder / "run")
-        for rank, nodes in enumerate(ranks):
-            (self.folder / f"step.{rank}.et").write_bytes(encode_nodes(nodes))
-
-    def read(self) -> list[list[Node]]:
-        ranks = read_nodes(sorted(self.folder.glob("*.et")))
-        groups_of(ranks)
-        return ranks
-
-    def check(self, found: list[list[Node]], name: str, data: bytes) -> None:
-        for nodes in found:  # other numbers make nodes, too
-            known = {node.id for node in nodes}
-            assert all({*node.data} <= known - {node.id} for node in nodes)
 
 
 class Profiles(Kind):

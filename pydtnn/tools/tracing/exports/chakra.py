@@ -176,7 +176,7 @@ class _Rank:
         data = sorted({*before, *self.needed})
         time = round((start - self.origin) / 1000)
         more = {"is_cpu_op": False, **attributes}
-        self.nodes.append(Node(number, name, kind, data, before, time, duration, "", more))
+        self.nodes.append(Node(number, name, kind, data, before, time, duration, more))
         if kind == NodeType.COMP:
             self.last = number
             self.needed.clear()

@@ -1,5 +1,9 @@
 """The forward and backward loops over a graph.
 
+They compute what those of `pydtnn.model.naive` compute. Besides, they release arrays as early as
+possible, sum gradients in place, and check what layers return; hooks (`pydtnn.model.passes`) do
+everything else around the function that runs a node.
+
 The loops are generators. At a layer that exchanges arrays with other ranks, or with other shards of
 the batch, a loop yields what the layer asks for (`pydtnn.layers.collectives`) and is sent the
 operation in progress (`run_together`).
@@ -7,29 +11,23 @@ operation in progress (`run_together`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, TypeGuard
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels import Backend, Deferred
+from pydtnn.kernels import Deferred
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
-from pydtnn.layers.collectives import Collective, Pending, Steps
-from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
+from pydtnn.layers.base import Finisher, Saved, StepContext
+from pydtnn.layers.collectives import Collective, Pending
+from pydtnn.layers.communicating import CommunicatingFinisher
 from pydtnn.layers.exchange import Exchange
-from pydtnn.layers.parameters import Bucket
-from pydtnn.layers.recomputed import GatheredAgain, Recomputed, Value
-from pydtnn.layers.repeatable import Repeatable
+from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.model.graph import Graph, Node
 from pydtnn.model.parts import Part
-from pydtnn.model.passes import LatePasses, Ready, Reports, may_be_late
-from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, has_dropped, restore
-from pydtnn.utils.observer import HALVES, Kind
-from pydtnn.utils.split import even_cut
+from pydtnn.model.passes import Pass, Run, calls
 
 CollectiveCall = tuple[Node, Collective]
 """A collective, and the node whose layer asks for it."""
@@ -40,274 +38,282 @@ Loop = Generator[CollectiveCall, Pending, Any]
 Communicate = Callable[[Sequence[CollectiveCall]], Sequence[Pending]]
 """Function that starts the same collective for each of several shards."""
 
+End = Callable[[Any], Pass]
+"""Called with a pass after its last node."""
+
+
+@dataclass(slots=True)
+class ForwardPass:
+    """The arrays of a forward pass.
+
+    Attributes
+    ----------
+    graph : Graph
+    context : StepContext
+    samples : int
+    joint : bool
+        Whether all shards are normalised together.
+    trained : collection of int
+        The nodes whose saved values are kept.
+    values : list or dict of int to Value
+        Outputs by the indices of nodes, until they are released.
+    residuals : list
+        For each node, what its backward requires.
+    ends : list of callable
+    """
+
+    graph: Graph
+    context: StepContext
+    samples: int
+    joint: bool
+    trained: Collection[int]
+    values: Any
+    residuals: list[Saved]
+    ends: list[End] = field(default_factory=list)
+
+    def store(self, node: Node, y: Value, saved: Saved) -> None:
+        """Store the result of a node."""
+        self.values[node.index] = y
+        if node.index in self.trained:
+            self.residuals[node.index] = saved
+
+    def release(self, node: Node) -> None:
+        """Release outputs that no later node reads, and arrays that backward computes again."""
+        for index in node.releases:
+            value, self.values[index] = self.values[index], None
+            if isinstance(value, Deferred):
+                value.drop()
+
 
 def forward_loop(
     graph: Graph,
     part: Part,
-    x: Array | tuple[Array, ...],
+    xs: tuple[Array, ...],
     context: StepContext,
+    run: Run,
+    after: Collection[Callable[[Node, Sequence[Value]], None]],
+    *,
     keep: bool,
-    after_node: Callable[[Node, Array], None] | None,
-    *,
     joint: bool,
-    segments: Segments = KEPT_ALL,
-    progress: Callable[[], None] | None = None,
-    reports: Reports | None = None,
 ) -> Loop:
-    """Run every node of a part in order; if `joint`, all shards are normalised together.
+    """Run every node of a part in order by `run`, `forward_node` with hooks around it.
 
-    The parameters and the result are those of `Model.forward`; the values of `segments` are dropped
-    for backward to recompute them. `progress` is called after each node. `reports` tell an observer
-    of each node.
+    The other parameters and the result are those of `Model.forward_shards`, for a shard. `after` is
+    called after each node, with all outputs.
     """
-    inputs = x if isinstance(x, tuple) else (x,)
-    check_inputs("Model", inputs, [node.shape for node in part.inputs])
-    samples = len(inputs[0])
-    if context.differentiable is not keep:
-        context = replace(context, differentiable=keep)
-    if graph.cuts_batch:
-        context = replace(context, batch=samples)
+    check_inputs("Model", xs, [node.shape for node in part.inputs])
+    context = replace(context, differentiable=keep, batch=len(xs[0]))
     values: list[Value] = [None] * len(graph.nodes)
-    for node, x in zip(part.inputs, inputs, strict=True):
-        values[node.index] = _in_model_dtype(graph, x)
-    recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
-    if graph.rounder:
-        recorder.residuals[0] = context  # for backward; an input saves nothing
-    late = LatePasses()
-
-    def store(node: Node, result: tuple[Value, Saved]) -> None:
-        y, checkpoint = result[0], node.index in segments.checkpoints
-        values[node.index] = y.array if checkpoint and isinstance(y, Recomputed) else y
-        if keep:
-            recorder.save(node, result[1])
-
+    residuals: list[Saved] = [None] * len(graph.nodes)
+    trained = graph.trained if keep else ()
+    state = ForwardPass(graph, context, len(xs[0]), joint, trained, values, residuals)
+    for node, x in zip(part.inputs, xs, strict=True):
+        values[node.index] = in_model_dtype(graph, x)
+    residuals[0] = context if keep else None  # an input saves nothing
     for node in part.layers:
-        for source in late.of(node):
-            store(source, (yield from late.finish(source)))
-        waits = may_be_late(node) and after_node is None and not segments.parts
-        run = _forward_node(graph, node, values, context, samples, joint=joint)
-        try:
-            if reports:
-                run = reports.interrupted(run, Kind.FORWARD, node.name, waits)
-                reports.begin(Kind.FORWARD, node.name, waits)
-            begun, result = yield from late.begin(node, run, waits)
-        finally:
-            if reports:
-                reports.end(waits)
-        if not begun:
-            store(node, result)
-        del run, result
-        recorder.release(node.releases)
-        if progress:
-            progress()
-        if after_node:
-            after_node(node, node.layer.array(values[node.index]))
-    for node in late.of_all():
-        store(node, (yield from late.finish(node)))
+        state.store(node, *(yield from run(node, state)))
+        state.release(node)
+        for call in after:
+            call(node, values)
+    for end in state.ends:
+        yield from end(state)
     outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in part.outputs)
-    return (outputs if len(outputs) > 1 else outputs[0]), recorder.residuals
+    return (outputs if len(outputs) > 1 else outputs[0]), residuals
 
 
-def _forward_node(
-    graph: Graph,
-    node: Node,
-    values: Sequence[Value] | Mapping[int, Value],
-    context: StepContext,
-    samples: int,
-    kept: Any = None,
-    *,
-    joint: bool,
-) -> Generator[CollectiveCall, Pending, tuple[Value, Saved]]:
-    """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
-    if graph.presence:
-        graph.presence.forward(node, again=context.recomputing)
-    layer = node.layer
-    xs = [layer.accept(values[i.index]) for i in node.inputs]
-    if layer.batch_part is not None:
-        context, samples = part_of_batch(context, samples, *layer.batch_part)
-    if graph.rounder:
-        xs = [graph.rounder.input(layer, x, context) for x in xs]
-    if kept is not None and isinstance(layer, Repeatable):
-        result = layer.forward_again(*xs, context=context, kept=kept)
-    elif communicates(layer, training=context.training, joint=joint):
-        result = yield from _calls(node, layer.forward_steps(*xs, context=context, joint=joint))
+def forward_node(node: Node, state: ForwardPass) -> Pass:
+    """Run a node; return its output and what its backward requires."""
+    layer: Any = node.layer
+    xs = [layer.accept(state.values[i.index]) for i in node.inputs]
+    context, joint = state.context, state.joint
+    if layer.communicates(training=context.training, joint=joint):
+        result = yield from calls(node, layer.forward_steps(*xs, context=context, joint=joint))
     else:
         result = layer.forward(*xs, context=context)
-    y, saved = _checked(node, samples, result, context)
-    return _in_model_dtype(graph, y), saved
+    return checked(node, state, result)
+
+
+class BackwardPass:
+    """The arrays of a backward pass: the gradient of each output, summed over its readers.
+
+    Parameters
+    ----------
+    graph : Graph
+    residuals : list
+        For each node, what its backward requires.
+    joint : bool
+        Whether all shards are normalised together.
+
+    Attributes
+    ----------
+    context : StepContext
+        Of the forward pass, which has left it in place of the residual of an input.
+    sums : dict of int to (Array, bool)
+        By the index of a node, with whether the memory may be overwritten.
+    ends : list of callable
+    """
+
+    def __init__(self, graph: Graph, residuals: list[Saved], *, joint: bool) -> None:
+        self.graph, self.residuals, self.joint = graph, residuals, joint
+        self.context, residuals[0] = residuals[0], None
+        self.ends: list[End] = []
+        self.sums: dict[int, tuple[Any, bool]] = {}
+
+    def add(self, node: Node, dx: Array, *, new: bool) -> None:
+        """Add `dx` to a gradient; if it is `new`, its memory may be overwritten."""
+        if node.index in self.sums:
+            so_far, owned = self.sums[node.index]
+            backend = self.graph.backend
+            out = so_far if owned else dx if new else backend.empty(dx.shape, dx.dtype)
+            backend.elementwise.add(so_far, dx, out=out)
+            dx, new = out, True
+        self.sums[node.index] = dx, new
+
+    def owns(self, node: Node) -> bool:
+        """Return whether the sum so far, if any, may be overwritten."""
+        return self.sums.get(node.index, (None, True))[1]
+
+    def take(self, node: Node) -> Any:
+        """Return and remove the sum; None if there is none."""
+        return self.sums.pop(node.index, (None, False))[0]
 
 
 def backward_loop(
     graph: Graph,
     part: Part,
-    buckets: Sequence[Bucket],
-    dy: Array | tuple[Array, ...],
+    dys: tuple[Array, ...],
     residuals: list[Saved],
-    on_ready: Callable[[Bucket, int], None] | None,
-    after_node: Callable[[Node], None] | None,
+    run: Run,
+    after: Collection[Callable[[Node], None]],
     *,
     joint: bool,
-    shard: int,
-    inputs_only: bool = False,
-    reports: Reports | None = None,
 ) -> Loop:
-    """Run every node's backward in a part; if `joint`, all shards are normalised together.
+    """Run every node's backward in a part by `run`, `backward_node` with hooks around it.
 
-    The parameters and the result are those of `Model.backward_shards`; `on_ready` is given `shard`.
-    If `inputs_only`, `residuals` keep what `parameters_loop` requires. `reports` tell an observer
-    of each node.
+    The other parameters and the result are those of `Model.backward_shards`, for a shard. `after`
+    is called after each node.
     """
-    sums = _Gradients(graph.backend)
-    recomputes = has_dropped(residuals)
-    again: Run = partial(_forward_node, graph, joint=joint)
-    if reports:
-        again = reports.recomputed(again)
-    for node, g in zip(part.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
+    state = BackwardPass(graph, residuals, joint=joint)
+    for node, dy in zip(part.outputs, dys, strict=True):
         shapes = (node.shape, *(source.shape for source in node.inputs if _may_remain_cut(node)))
-        if g.shape[1:] not in shapes:
+        if dy.shape[1:] not in shapes:
             raise ValueError(
                 f"Model.backward: expected a gradient of shape {batched(node.shape)}, like the "
-                f"output, got {g.shape}"
+                f"output, got {dy.shape}"
             )
-        sums.add(node, _in_model_dtype(graph, g), new=False)
-    del dy
-    ready = Ready(() if inputs_only else buckets, on_ready, shard)
-    late = LatePasses()
+        state.add(node, in_model_dtype(graph, dy), new=False)
     for node in reversed(part.layers):
-        for reader in late.towards((node, *node.inputs)):
-            yield from late.finish(reader)
         if node.index in graph.trained:
-            if recomputes:
-                yield from restore(node, residuals, again)
-            waits = may_be_late(node)
-            run = _backward_node(graph, node, residuals, sums, joint=joint, inputs_only=inputs_only)
-            try:
-                if reports:
-                    name = node.name + (HALVES[0] if inputs_only and has_halves(node.layer) else "")
-                    run = reports.interrupted(run, Kind.BACKWARD, name, waits)
-                    reports.begin(Kind.BACKWARD, name, waits)
-                yield from late.begin(node, run, waits)
-            finally:
-                if reports:
-                    reports.end(waits)
-            del run
+            yield from run(node, state)
         else:
-            sums.take(node)
+            state.take(node)
             residuals[node.index] = None
-        ready.after(node)
-        if after_node:
-            after_node(node)
-    for reader in late.of_all():
-        yield from late.finish(reader)
-    dxs = ((node, sums.take(node)) for node in part.inputs)
+        for call in after:
+            call(node)
+    for end in state.ends:
+        yield from end(state)
+    dxs = ((node, state.take(node)) for node in part.inputs)
     dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
-    return dx if len(dx) > 1 else dx[0]
+    return dx[0] if len(dx) == 1 else dx
 
 
-def parameters_loop(
-    graph: Graph,
-    part: Part,
-    buckets: Sequence[Bucket],
-    residuals: list[Saved],
-    on_ready: Callable[[Bucket, int], None] | None,
-    after_node: Callable[[Node], None] | None,
-    reports: Reports | None = None,
-) -> None:
-    """Compute the gradients of parameters that `backward_loop` has left in `residuals`.
-
-    The parameters are those of `Model.backward_parameters`.
-    """
-    ready = Ready(buckets, on_ready, 0)
-    for node in reversed(part.layers):
-        if (left := residuals[node.index]) is not None:
-            residuals[node.index] = None
-            if graph.presence:
-                graph.presence.backward(node)
-            if reports:
-                reports.begin(Kind.BACKWARD, node.name + HALVES[1])
-            node.layer.backward_parameters(left)
-            del left
-            if reports:
-                reports.end()
-        ready.after(node)
-        if after_node:
-            after_node(node)
-
-
-def has_halves(layer: Layer) -> bool:
-    """Return whether a layer's first half of backward leaves something to the second."""
-    own = type(layer).backward_inputs is not Layer.backward_inputs
-    return own and layer.trainable and not layer.communicates(training=True, joint=False)
-
-
-def _backward_node(
-    graph: Graph,
-    node: Node,
-    residuals: list[Saved],
-    sums: _Gradients,
-    *,
-    joint: bool,
-    inputs_only: bool,
-) -> Generator[CollectiveCall, Pending, None]:
-    """Run the backward pass of one node, and add the gradients of its inputs to `sums`.
-
-    If `inputs_only`, a layer in two halves leaves in `residuals` what its second half requires.
-    """
-    if graph.presence:
-        graph.presence.backward(node)
-    layer, saved = node.layer, residuals[node.index]
-    if isinstance(saved, GatheredAgain):
-        saved = yield from _calls(node.inputs[0], saved.steps())
-    g, left = layer.accept(sums.take(node)), None
-    if graph.rounder:
-        g = graph.rounder.gradient(layer, g, residuals[0])
-    if communicates(layer, training=True, joint=joint):
-        if _finishes(node, sums) and isinstance(layer, CommunicatingFinisher):
-            steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
+def backward_node(node: Node, state: BackwardPass) -> Pass:
+    """Run the backward pass of a node; add the gradients of its inputs to those of others."""
+    layer: Any = node.layer
+    saved, dy = state.residuals[node.index], layer.accept(state.take(node))
+    last = finishes(node, state)
+    if layer.communicates(training=True, joint=state.joint):
+        if last and isinstance(layer, CommunicatingFinisher):
+            steps = layer.finish_steps(dy, saved, state.take(node.inputs[0]))
         else:
-            steps = layer.backward_steps(g, saved, joint=joint)
-        dxs = yield from _calls(node, steps)
-    elif _finishes(node, sums) and isinstance(layer, Finisher):
-        dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
-    elif inputs_only:
-        dxs, left = layer.backward_inputs(g, saved)
+            steps = layer.backward_steps(dy, saved, joint=state.joint)
+        dxs = yield from calls(node, steps)
+    elif last:
+        dxs = layer.finish_backward(dy, saved, state.take(node.inputs[0]))
     else:
-        dxs = layer.backward(g, saved)
-    residuals[node.index] = left
-    if layer.needs_dx:
-        _deliver(graph, node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
+        dxs = layer.backward(dy, saved)
+    state.residuals[node.index] = None
+    deliver(node, state, dxs)
 
 
-def part_of_batch(
-    context: StepContext, samples: int, place: int, ranks: int
-) -> tuple[StepContext, int]:
-    """Return the context of a rank's part of a batch, and the number of samples in it."""
-    first, last = (even_cut(samples, ranks, p) for p in (place, place + 1))
-    if context.samples is not None:
-        context = replace(context, samples=context.samples[first:last])
-    return context, last - first
+def finishes(node: Node, state: BackwardPass) -> bool:
+    """Return whether a layer adds its contribution to the others' in its own kernel."""
+    layer = node.layer
+    return isinstance(layer, Finisher) and layer.finishes and state.owns(node.inputs[0])
 
 
-def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Communicating]:
-    """Return whether a layer's pass is a generator that yields collectives."""
-    return layer.communicates(training=training, joint=joint)
+def deliver(node: Node, state: BackwardPass, dxs: Any) -> None:
+    """Add the gradients of a node's inputs to those that other readers have computed."""
+    if not node.layer.needs_dx:
+        return
+    graph, several = state.graph, dxs if isinstance(dxs, tuple) else (dxs,)
+    for position, (source, dx) in enumerate(zip(node.inputs, several, strict=True)):
+        if source.index in graph.trained:
+            if dx is None or dx.shape[1:] != source.shape:
+                given = "None" if dx is None else f"shape {dx.shape}"
+                raise ValueError(
+                    f"{node.name}: backward of {type(node.layer).__name__} must return a "
+                    f"gradient of shape {source.shape} besides the batch, got {given}"
+                )
+            passes = isinstance(dx, Deferred) and (
+                dx.array is not None  # the whole gradient, from `finish_backward`
+                or (
+                    source.layer.takes_deferred
+                    and len(source.consumers) == 1
+                    and source not in graph.outputs  # whose gradient has another term
+                )
+            )
+            pitched = position in node.pitched
+            dx = dx if passes or pitched else in_model_dtype(graph, node.layer.array(dx))
+            state.add(source, dx, new=node.layer.new_gradient and not pitched)
 
 
-def _calls(node: Node, steps: Steps) -> Generator[CollectiveCall, Pending, Any]:
-    """Run a layer's pass; yield each collective together with the node."""
-    pending: Any = None
-    while True:
-        try:
-            call = steps.send(pending)
-        except StopIteration as end:
-            return end.value
-        pending = yield node, call
+def in_model_dtype(graph: Graph, array: Value) -> Value:
+    """Return an output in the type and order of axes that kernels require."""
+    if isinstance(array, Deferred):
+        return array
+    if isinstance(array, Recomputed):
+        if array.dtype == graph.dtype:
+            return array
+        array = array.array
+    # Kernels require C order and the model's dtype; a custom layer may return a transposed view, or
+    # float32 in a 16-bit model.
+    backend, dtype = graph.backend, graph.dtype
+    if array.dtype == dtype or array.dtype != arithmetic(dtype):
+        return backend.asarray(array, dtype)
+    rounded = backend.empty(array.shape, dtype)
+    backend.elementwise.convert(backend.asarray(array), out=rounded)
+    return rounded
+
+
+def checked(node: Node, state: ForwardPass, result: Any) -> tuple[Value, Saved]:
+    """Return the result of a layer's forward in the model's type, if it is that of `build`."""
+    kind = type(node.layer).__name__
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{node.name}: forward of {kind} must return a pair (output, saved), got "
+            f"{type(result).__name__}; saved may be None"
+        )
+    shape = getattr(result[0], "shape", None)
+    remains_cut = state.context.cut_outputs and _may_remain_cut(node)
+    expected = node.inputs[0].shape if remains_cut else node.shape
+    if shape is None or shape[1:] != expected or shape[0] != state.samples:
+        given = type(result[0]).__name__ if shape is None else f"shape {tuple(shape)}"
+        raise ValueError(
+            f"{node.name}: forward of {kind} must return {state.samples} outputs of shape "
+            f"{node.shape}, as returned by build, got {given}"
+        )
+    return in_model_dtype(state.graph, result[0]), result[1]
+
+
+def _may_remain_cut(node: Node) -> bool:
+    return isinstance(node.layer, Exchange) and node.layer.optional
 
 
 def run_together(
     loops: Sequence[Loop],
     communicate: Communicate | None,
-    before: Callable[[int], None] | None = None,
+    before: Sequence[Callable[[int], None]] = (),
 ) -> list[Any]:
     """Run generators in turn to their next collective, then send each the operation, and repeat.
 
@@ -317,7 +323,7 @@ def run_together(
         All yield the same collectives.
     communicate : Communicate or None
         Starts a collective of all generators. None: there are no ranks to communicate with.
-    before : callable, optional
+    before : sequence of callable
         Called with the position of a generator before it continues.
 
     Returns
@@ -333,23 +339,23 @@ def run_together(
     results: list[Any] = [None] * len(loops)
     send: Sequence[Any] = [None] * len(loops)  # None starts a generator
     while True:
-        calls: list[CollectiveCall] = []
+        asked: list[CollectiveCall] = []
         for position, (loop, pending) in enumerate(zip(loops, send, strict=True)):
-            if before:
-                before(position)
+            for call in before:
+                call(position)
             try:
-                calls.append(loop.send(pending))
+                asked.append(loop.send(pending))
             except StopIteration as end:
                 results[position] = end.value
-        if not calls:
+        if not asked:
             return results
         if communicate is None:
             raise ValueError(
-                f"{calls[0][0].name}: this layer exchanges arrays with other ranks; construct the "
+                f"{asked[0][0].name}: this layer exchanges arrays with other ranks; construct the "
                 "model with mesh=Mesh(comm, ...)"
             )
-        send = communicate(calls)
-        del calls
+        send = communicate(asked)
+        del asked
 
 
 def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -379,96 +385,3 @@ def batched(shape: tuple[int, ...]) -> str:
     '(n, 3, 4)'
     """
     return f"({', '.join(['n', *map(str, shape)])})"
-
-
-def _checked(node: Node, samples: int, result: Any, context: StepContext) -> tuple[Value, Saved]:
-    """Return the result of a layer's forward, if it agrees with that of `build`."""
-    kind = type(node.layer).__name__
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(
-            f"{node.name}: forward of {kind} must return a pair (output, saved), got "
-            f"{type(result).__name__}; saved may be None"
-        )
-    shape = getattr(result[0], "shape", None)
-    expected = node.inputs[0].shape if context.cut_outputs and _may_remain_cut(node) else node.shape
-    if shape is None or shape[1:] != expected or shape[0] != samples:
-        given = type(result[0]).__name__ if shape is None else f"shape {tuple(shape)}"
-        raise ValueError(
-            f"{node.name}: forward of {kind} must return {samples} outputs of shape {node.shape}, "
-            f"as returned by build, got {given}"
-        )
-    return result
-
-
-def _may_remain_cut(node: Node) -> bool:
-    return isinstance(node.layer, Exchange) and node.layer.optional
-
-
-def _finishes(node: Node, sums: _Gradients) -> bool:
-    """Return whether a layer adds its contribution to the others' in its own kernel."""
-    layer = node.layer
-    return isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0])
-
-
-def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
-    for position, (source, dx) in enumerate(zip(node.inputs, dxs, strict=True)):
-        if source.index in graph.trained:
-            if dx is None or dx.shape[1:] != source.shape:
-                given = "None" if dx is None else f"shape {dx.shape}"
-                raise ValueError(
-                    f"{node.name}: backward of {type(node.layer).__name__} must return a "
-                    f"gradient of shape {source.shape} besides the batch, got {given}"
-                )
-            passes = isinstance(dx, Deferred) and (
-                dx.array is not None  # the whole gradient, from `finish_backward`
-                or (
-                    source.layer.takes_deferred
-                    and len(source.consumers) == 1
-                    and source not in graph.outputs  # whose gradient has another term
-                )
-            )
-            pitched = position in node.pitched
-            dx = dx if passes or pitched else _in_model_dtype(graph, node.layer.array(dx))
-            sums.add(source, dx, new=node.layer.new_gradient and not pitched)
-
-
-def _in_model_dtype(graph: Graph, array: Value) -> Value:
-    if isinstance(array, Deferred):
-        return array
-    if isinstance(array, Recomputed):
-        if array.dtype == graph.dtype:
-            return array
-        array = array.array
-    # Kernels require C order and the model's dtype; a custom layer may return a transposed view, or
-    # float32 in a 16-bit model.
-    backend, dtype = graph.backend, graph.dtype
-    if array.dtype == dtype or array.dtype != arithmetic(dtype):
-        return backend.asarray(array, dtype)
-    rounded = backend.empty(array.shape, dtype)
-    backend.elementwise.convert(backend.asarray(array), out=rounded)
-    return rounded
-
-
-class _Gradients:
-    """The gradient of each node's output, summed over the contributions of its consumers."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.arrays: dict[int, tuple[Any, bool]] = {}
-
-    def add(self, node: Node, dx: Array, *, new: bool) -> None:
-        """Add `dx`; if it is `new`, its memory may be overwritten."""
-        if node.index in self.arrays:
-            so_far, own = self.arrays[node.index]
-            out = so_far if own else dx if new else self.backend.empty(dx.shape, dx.dtype)
-            self.backend.elementwise.add(so_far, dx, out=out)
-            dx, new = out, True
-        self.arrays[node.index] = dx, new
-
-    def own(self, node: Node) -> bool:
-        """Return whether the sum so far, if any, may be overwritten."""
-        return self.arrays.get(node.index, (None, True))[1]
-
-    def take(self, node: Node) -> Array | Deferred:
-        """Return and remove the sum; None if there is none."""
-        return self.arrays.pop(node.index, (None, False))[0]

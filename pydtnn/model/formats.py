@@ -12,7 +12,7 @@ Formats for Deep Learning", 2023.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from pydtnn.kernels.number_format import CHANNEL, Rounding
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import Noise, stream
 from pydtnn.layers.base import Layer, StepContext
+from pydtnn.layers.node import Node
 from pydtnn.layers.recomputed import Recomputed, Value
+from pydtnn.model.passes import Hook, Pass, Run
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def multiplies(layer: Layer) -> bool:
     return any(p.working for p in layer.parameters)
 
 
-class Rounder:
+class Rounder(Hook):
     """Rounds the inputs and gradients of the layers of a graph.
 
     Parameters
@@ -146,11 +148,39 @@ class Rounder:
     def __init__(self, formats: Formats) -> None:
         self.formats = formats
 
-    def input(self, layer: Layer, x: Value, context: StepContext) -> Value:
-        """Return a rounded copy of a layer's input; in training perhaps at random."""
+    def forward(self, run: Run) -> Run:
+        """Round the inputs of layers that multiply them by a matrix."""
         rounding = self.formats.activations
-        if rounding is None or not multiplies(layer):
-            return x
+        if rounding is None:
+            return run
+
+        def rounded(node: Node, state: Any) -> Pass:
+            if multiplies(layer := node.layer):
+                values = {i.index: layer.accept(state.values[i.index]) for i in node.inputs}
+                for index, x in values.items():
+                    values[index] = self._input(rounding, layer, x, state.context)
+                state = replace(state, values=values)
+            return run(node, state)
+
+        return rounded
+
+    def backward(self, run: Run) -> Run:
+        """Round the gradients of the outputs of those layers."""
+        rounding = self.formats.gradients
+        if rounding is None:
+            return run
+
+        def rounded(node: Node, state: Any) -> Pass:
+            if multiplies(layer := node.layer):
+                dy = layer.accept(state.take(node))
+                dy = self._gradient(rounding, layer, dy, state.context)
+                state.add(node, dy, new=True)
+            return run(node, state)
+
+        return rounded
+
+    def _input(self, rounding: Rounding, layer: Layer, x: Value, context: StepContext) -> Value:
+        """Return a rounded copy of a layer's input; in training perhaps at random."""
         array = x if not isinstance(x, Deferred | Recomputed) else layer.array(x)
         random = rounding.stochastic and context.training
         noise = self._noise(layer, "activations", context) if random else None
@@ -162,14 +192,13 @@ class Rounder:
         value.array = y
         return value
 
-    def gradient(self, layer: Layer, dy: Array | Deferred, context: Any) -> Array | Deferred:
+    def _gradient(
+        self, rounding: Rounding, layer: Layer, dy: Array | Deferred, context: StepContext
+    ) -> Array | Deferred:
         """Return the rounded gradient of a layer's output.
 
         `context` is that of forward, which random numbers depend on.
         """
-        rounding = self.formats.gradients
-        if rounding is None or not multiplies(layer):
-            return dy
         array = layer.array(dy)
         new = array is not dy and not (isinstance(dy, Deferred) and array is dy.array)
         y = array if new or layer.overwrites_dy else layer.backend.empty(array.shape, array.dtype)

@@ -15,9 +15,8 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
 from pydtnn.layers.reshape import Identity
-from pydtnn.model.formats import Rounder
 from pydtnn.model.parts import Part, PartSizes, find_parts
-from pydtnn.model.presence import Presence
+from pydtnn.model.passes import BatchParts, GatheredOutputs, Hook, LatePasses, may_be_late
 
 
 def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
@@ -55,9 +54,8 @@ class Graph:
         self.nodes: list[Node] = []
         self.outputs: tuple[Node, ...] = ()
         self.parts: tuple[Part, ...] = ()
-        self.cuts_batch = False
-        self.rounder: Rounder | None = None
-        self.presence: Presence | None = None  # during a step, if the scheme has parts only
+        self.hooks: list[Hook] = []  # of features, around the passes of nodes
+        self.late: tuple[Hook, ...] = ()  # around these
         self._scope: list[str] = []
         self._blocks = 0
         self._unnamed: tuple[int, ...] = ()  # numbers of the open blocks without a component
@@ -197,7 +195,11 @@ class Graph:
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
                 raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
-        self.cuts_batch = any(node.layer.batch_part is not None for node in self.nodes)
+        if any(node.layer.batch_part is not None for node in self.nodes):
+            self.hooks.append(BatchParts())
+        if any(map(may_be_late, self.nodes)):
+            self.hooks.append(GatheredOutputs())
+            self.late = (LatePasses(),)
         self._find_releases()
         self.find_overwrites(())
         self._find_shared()

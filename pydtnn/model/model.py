@@ -25,21 +25,24 @@ from pydtnn.model.copying import put_together, take_apart
 from pydtnn.model.description import Layers, describe
 from pydtnn.model.execution import (
     Communicate,
-    Reports,
     backward_loop,
+    backward_node,
     forward_loop,
-    parameters_loop,
+    forward_node,
     run_together,
 )
 from pydtnn.model.formats import Formats, Rounder, read_formats
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.halves import FirstHalf, SecondHalf, second_half, suffix
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
+from pydtnn.model.parts import Part
+from pydtnn.model.passes import Ready, Reports, compose
 from pydtnn.model.pieces import Piece, part_piece
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
-from pydtnn.model.recompute import cut
+from pydtnn.model.recompute import Dropped, Dropping, Restoring, cut
 from pydtnn.model.recompute_choice import Recompute, check_recompute, find_cuts
 from pydtnn.model.stage import create_pipeline
 from pydtnn.model.summary import represent_model, summarize
@@ -232,7 +235,7 @@ class Model(NotCallable, StoresArguments, Predictor):
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         self.formats = read_formats(formats, self.dtype, self.backend.name)
         if self.formats is not None:
-            self.graph.rounder = Rounder(self.formats)
+            self.graph.hooks.append(Rounder(self.formats))
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
@@ -343,25 +346,31 @@ class Model(NotCallable, StoresArguments, Predictor):
             For each shard, the result of `forward`.
         """
         self.refresh()
-        reports = Reports.to(self.observer, len(xs))
+        dropping = (Dropping(self.segments),) if keep and self.segments.parts else ()
+        late = () if dropping or after_node else self.graph.late
+        reports = Reports.to(self.observer, several=len(xs) > 1, late=bool(late))
+        hooks = [*self.graph.hooks, *reports, *late, *dropping]
+        after: list[Callable[[Node, Any], None]] = []
+        if progress:
+            after.append(lambda node, values: progress())
+        if after_node:
+            after.append(lambda node, ys: after_node(node, node.layer.array(ys[node.index])))
         loops = [
             forward_loop(
                 self.graph,
                 self.graph.part(part),
                 self._own(x),
                 context,
-                keep,
-                after_node,
+                compose(forward_node, hooks, "forward"),
+                after,
+                keep=keep,
                 joint=joint,
-                progress=progress,
-                segments=self.segments,
-                reports=reports,
             )
             for x, context in zip(xs, contexts, strict=True)
         ]
-        presence = self.graph.presence
-        before = None if presence is None else presence.begin()
-        return run_together(loops, communicate or self.communicate, before)
+        return run_together(
+            loops, communicate or self.communicate, [hook.begin() for hook in hooks]
+        )
 
     def _own(self, x: Array | tuple[Array, ...]) -> tuple[Array, ...]:
         """Return this rank's parts of inputs, of which whole ones may be given."""
@@ -467,35 +476,33 @@ class Model(NotCallable, StoresArguments, Predictor):
         if not shared:
             self.separate_gradients()
 
-        presence = self.graph.presence
-        present = None if presence is None else presence.begin()
-
         def before(shard: int) -> None:
-            if present is not None:
-                present(shard)
             for buffer in self.buffers:
                 buffer.accumulate = slots is None and (accumulate or shard > 0)
                 buffer.write_to(slots[shard] if slots else 0)
 
-        reports = Reports.to(self.observer, len(dys))
+        options = {"suffix": suffix} if inputs_only else {}
+        reports = Reports.to(self.observer, several=len(dys) > 1, **options)
+        hooks = [*self.graph.hooks, *reports]
+        again = [Restoring(hooks)] if any(Dropped in map(type, r) for r in residuals) else []
+        hooks = [*([FirstHalf()] if inputs_only else []), *hooks, *self.graph.late, *again]
+        buckets = () if inputs_only else self.buckets_of(part)
         loops = [
             backward_loop(
                 self.graph,
                 self.graph.part(part),
-                self.buckets_of(part),
-                dy,
+                dy if isinstance(dy, tuple) else (dy,),
                 saved,
-                on_ready,
-                after_node,
+                compose(backward_node, hooks, "backward"),
+                [Ready(buckets, on_ready, shard).after, *filter(None, [after_node])],
                 joint=joint,
-                shard=shard,
-                inputs_only=inputs_only,
-                reports=reports,
             )
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
         ]
         try:
-            return run_together(loops, communicate or self.communicate, before)
+            return run_together(
+                loops, communicate or self.communicate, [*(hook.begin() for hook in hooks), before]
+            )
         finally:
             for buffer in self.buffers:
                 buffer.write_to(0)
@@ -526,9 +533,13 @@ class Model(NotCallable, StoresArguments, Predictor):
         self.separate_gradients()
         for buffer in self.buffers:
             buffer.accumulate = accumulate
-        reports = Reports.to(self.observer, 1)
-        own, buckets = self.graph.part(part), self.buckets_of(part)
-        parameters_loop(self.graph, own, buckets, residuals, on_ready, after_node, reports)
+        hooks = [*self.graph.hooks, *Reports.to(self.observer), SecondHalf()]
+        run = compose(second_half, hooks, "parameters")
+        ready = Ready(self.buckets_of(part), on_ready, 0)
+        after = [ready.after, *filter(None, [after_node])]
+        layers = Part((), self.graph.part(part).layers, ())
+        loop = backward_loop(self.graph, layers, (), residuals, run, after, joint=False)
+        run_together([loop], self.communicate, [hook.begin() for hook in hooks])
 
     def share_gradients(self) -> None:
         """Put gradients into shared memory, for passes that use each bucket up: see `Trainer`.
@@ -580,7 +591,8 @@ class Model(NotCallable, StoresArguments, Predictor):
         """Allocate flat arrays for all parameters, with the values they have, if any."""
         self._bucket_bytes = bucket_bytes
         values = {name: p.master.copy() for name, p in self.parameters.items()}
-        placement = place_parameters(self.graph, bucket_bytes)
+        rounding = None if self.formats is None else self.formats.weights
+        placement = place_parameters(self.graph, bucket_bytes, rounding)
         self.buffers, self.frozen_buffers = placement.buffers, placement.frozen
         self.buckets, self.parameters = placement.buckets, placement.parameters
         for name, array in values.items():
@@ -608,7 +620,7 @@ class Model(NotCallable, StoresArguments, Predictor):
 
         In a step of a scheme that gathers parameters, this scheme rounds those that are trained.
         """
-        trained = self.buffers if self.graph.presence is None else ()
+        trained = () if any(hook.refreshes for hook in self.graph.hooks) else self.buffers
         for buffer in (*trained, *self.frozen_buffers):
             buffer.refresh()
 

@@ -1,130 +1,236 @@
-"""Passes of layers in a loop: their reports, those that wait, and buckets that are ready."""
+"""What features do around the pass of a node.
+
+The loops (`pydtnn.model.execution`) run a node by a function, a `Run`. A feature is a `Hook`, which
+puts another function in its place: a network without the feature has the function as it was.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from pydtnn.layers.communicating import OnlyCommunicating
+from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Bucket
-from pydtnn.model.graph import Node
-from pydtnn.model.recompute import Run
-from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
-
-
-class Reports:
-    """Report the passes of the layers of one forward or backward pass of the model.
-
-    Parameters
-    ----------
-    observer : Observer
-    shards : int
-        Shards that alternate. If there are several, a layer that waits for other ranks is
-        interrupted by other layers: its activity ends, and another one begins when it continues.
-    """
-
-    def __init__(self, observer: Observer, shards: int) -> None:
-        self._observer, self._interrupted = observer, shards > 1
-
-    @classmethod
-    def to(cls, observer: Observer | None, shards: int) -> Reports | None:
-        """Return the reports to an observer, None if there is none."""
-        return None if observer is None else cls(observer, shards)
-
-    def begin(self, kind: Kind, name: str, waits: bool = False) -> None:
-        """Begin the pass of a node, unless it is `interrupted`."""
-        if not (self._interrupted or waits):
-            self._observer.begin(kind, name)
-
-    def end(self, waits: bool = False) -> None:
-        """End what `begin` has begun."""
-        if not (self._interrupted or waits):
-            self._observer.end()
-
-    def interrupted(self, run: Pass, kind: Kind, name: str, waits: bool) -> Pass:
-        """Return a pass that ends its activity where others run while it waits."""
-        return self._parts(run, kind, name) if self._interrupted or waits else run
-
-    def _parts(self, run: Pass, kind: Kind, name: str) -> Pass:
-        observer, pending = self._observer, None
-        observer.begin(kind, name)
-        try:
-            while True:
-                try:
-                    call = run.send(pending)
-                except StopIteration as end:
-                    return end.value
-                observer.end()
-                try:
-                    pending = yield call
-                finally:
-                    observer.begin(kind, name)
-        finally:
-            observer.end()
-
-    def recomputed(self, run: Callable[..., Pass]) -> Run:
-        """Return a function that runs a node again as an activity."""
-
-        def again(node: Any, *args: Any) -> Pass:
-            name = node.name + RECOMPUTED
-            if self._interrupted:
-                return (yield from self._parts(run(node, *args), Kind.FORWARD, name))
-            with self._observer.activity(Kind.FORWARD, name):
-                return (yield from run(node, *args))
-
-        return again
-
+from pydtnn.layers.recomputed import GatheredAgain
+from pydtnn.utils.observer import HALVES, RECOMPUTED, Kind, Observer
+from pydtnn.utils.split import even_cut
 
 Pass = Generator[Any, Any, Any]
 """The pass of a layer, which yields collectives and is sent the operations in progress."""
 
+Run = Callable[[Node, Any], Pass]
+"""Runs a node of a pass, whose arrays are in a `ForwardPass` or a `BackwardPass`."""
 
-class LatePasses:
-    """Passes of a loop that have started their messages and whose results have not been read.
 
-    All ranks start and finish them in the same order, that of the graph.
+class Hook:
+    """What a feature does around the passes of nodes; by default nothing.
+
+    Attributes
+    ----------
+    refreshes : bool
+        Whether the feature rounds trained parameters into their working copies, instead of
+        `Model.refresh`.
     """
 
-    def __init__(self) -> None:
-        self._begun: dict[int, tuple[Node, Pass, Any]] = {}
+    refreshes = False
 
-    def begin(self, node: Node, run: Pass, waits: bool) -> Pass:
-        """Run a node, or start one that `waits`; return whether it only began, and the result."""
-        if not waits:
-            return False, (yield from run)
-        try:
-            call = next(run)
-        except StopIteration as end:
-            return False, end.value
-        self._begun[node.index] = node, run, (yield call)
-        return True, None
+    def forward(self, run: Run) -> Run:
+        """Return the function that runs a node forward: it calls `run`, which did so before."""
+        return run
 
-    def of_all(self) -> list[Node]:
-        """Return all nodes in progress."""
-        return [node for node, *_ in self._begun.values()]
+    def backward(self, run: Run) -> Run:
+        """Return the function that runs a node backward."""
+        return run
 
-    def of(self, node: Node) -> list[Node]:
-        """Return the nodes in progress whose outputs a node reads."""
-        if not self._begun:
-            return []
-        return [s for s in dict.fromkeys(node.inputs) if s.index in self._begun]
+    def again(self, run: Run) -> Run:
+        """Return the function that runs a node forward again, by default as the first time."""
+        return self.forward(run)
 
-    def towards(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes in progress that read an output of one of these nodes."""
-        if not self._begun:
-            return []
-        return [n for n in self.of_all() if any(source in nodes for source in n.inputs)]
+    def parameters(self, run: Run) -> Run:
+        """Return the function that runs the second half of a node's backward."""
+        return run
 
-    def finish(self, node: Node) -> Pass:
-        """Run the rest of a node; return its result."""
-        _, run, pending = self._begun.pop(node.index)
-        while True:
+    def begin(self) -> Callable[[int], None]:
+        """Return what is called with a shard before its pass begins, or continues after others."""
+        return lambda shard: None
+
+
+Way = Literal["forward", "backward", "again", "parameters"]
+
+
+def compose(run: Run, hooks: Iterable[Hook], way: Way) -> Run:
+    """Return the function that runs a node with hooks, the innermost first."""
+    for hook in hooks:
+        run = getattr(hook, way)(run)
+    return run
+
+
+class Reports(Hook):
+    """Report the passes of layers to an observer.
+
+    Parameters
+    ----------
+    observer : Observer
+    several : bool
+        Whether shards alternate. A layer that waits for other ranks is then interrupted by other
+        layers: its activity ends, and another one begins when it continues.
+    late : bool
+        Whether passes of layers that only exchange arrays are interrupted in forward, too.
+    suffix : callable, optional
+        Returns what follows the name of a node in backward.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        several: bool = False,
+        late: bool = True,
+        suffix: Callable[[Node], str] = lambda node: "",
+    ) -> None:
+        self._observer, self._several, self._late, self._suffix = observer, several, late, suffix
+
+    @classmethod
+    def to(cls, observer: Observer | None, **options: Any) -> tuple[Reports, ...]:
+        """Return the reports to an observer, if there is one."""
+        return () if observer is None else (cls(observer, **options),)
+
+    def forward(self, run: Run) -> Run:
+        """Report forward passes."""
+        return self._reported(run, Kind.FORWARD, lambda node: "", self._late)
+
+    def backward(self, run: Run) -> Run:
+        """Report backward passes."""
+        return self._reported(run, Kind.BACKWARD, self._suffix, True)
+
+    def again(self, run: Run) -> Run:
+        """Report recomputation."""
+        return self._reported(run, Kind.FORWARD, lambda node: RECOMPUTED, False)
+
+    def parameters(self, run: Run) -> Run:
+        """Report second halves of backward."""
+        return self._reported(run, Kind.BACKWARD, lambda node: HALVES[1], False)
+
+    def _reported(self, run: Run, kind: Kind, suffix: Callable[[Node], str], late: bool) -> Run:
+        observer = self._observer
+
+        def reported(node: Node, state: Any) -> Pass:
+            activity, pending = (kind, node.name + suffix(node)), None
+            observer.begin(*activity)
             try:
-                call = run.send(pending)
-            except StopIteration as end:
-                return end.value
-            pending = yield call
+                passed = run(node, state)
+                if not (self._several or (late and may_be_late(node))):
+                    return (yield from passed)
+                while True:
+                    try:
+                        call = passed.send(pending)
+                    except StopIteration as end:
+                        return end.value
+                    observer.end()
+                    try:
+                        pending = yield call
+                    finally:
+                        observer.begin(*activity)
+            finally:
+                observer.end()
+
+        return reported
+
+
+class BatchParts(Hook):
+    """Layers that a rank runs on its part of the batch: see `Layer.batch_part`."""
+
+    def forward(self, run: Run) -> Run:
+        """Run such layers with the context and the number of samples of the part."""
+
+        def of_part(node: Node, state: Any) -> Pass:
+            if node.layer.batch_part is not None:
+                (place, ranks), context = node.layer.batch_part, state.context
+                first, last = (even_cut(context.batch, ranks, p) for p in (place, place + 1))
+                if context.samples is not None:
+                    context = replace(context, samples=context.samples[first:last])
+                state = replace(state, context=context, samples=last - first)
+            return run(node, state)
+
+        return of_part
+
+
+class GatheredOutputs(Hook):
+    """Outputs that are gathered from ranks again, before backward of the layer that reads them."""
+
+    def backward(self, run: Run) -> Run:
+        """Gather the saved values of a node."""
+
+        def gathering(node: Node, state: Any) -> Pass:
+            saved = state.residuals[node.index]
+            if isinstance(saved, GatheredAgain):
+                state.residuals[node.index] = yield from calls(node.inputs[0], saved.steps())
+            return (yield from run(node, state))
+
+        return gathering
+
+
+def calls(node: Node | None, steps: Pass, pending: Any = None) -> Pass:
+    """Run a pass, or the rest of it; yield each collective, with the node of a layer's pass."""
+    while True:
+        try:
+            call = steps.send(pending)
+        except StopIteration as end:
+            return end.value
+        pending = yield call if node is None else (node, call)
+
+
+class LatePasses(Hook):
+    """Passes without kernels start their messages, and end when their results are read.
+
+    Other layers run meanwhile. All ranks start and end them in the same order, that of the graph.
+    """
+
+    def forward(self, run: Run) -> Run:
+        """End the passes of those nodes first whose outputs a node reads."""
+        return _late(run, lambda late, node: [s for s in dict.fromkeys(node.inputs) if s in late])
+
+    def backward(self, run: Run) -> Run:
+        """End those first that add to the gradient of a node's output, or of its inputs."""
+
+        def due(late: Iterable[Node], node: Node) -> list[Node]:
+            summed = (node, *node.inputs)
+            return [n for n in late if any(source in summed for source in n.inputs)]
+
+        return _late(run, due)
+
+
+def _late(run: Run, due: Callable[[dict[Node, Pass], Node], list[Node]]) -> Run:
+    late: dict[Node, Pass] = {}
+
+    def end(nodes: Sequence[Node], state: Any) -> Pass:
+        for node in nodes:
+            result = yield from late.pop(node)
+            if result is not None:
+                state.store(node, *result)
+
+    def end_all(state: Any) -> Pass:
+        return end([*late], state)
+
+    def begin(node: Node, state: Any) -> Pass:
+        if late:
+            yield from end(due(late, node), state)
+        passed = run(node, state)
+        if not may_be_late(node):
+            return (yield from passed)
+        try:
+            call = next(passed)
+        except StopIteration as finished:
+            return finished.value
+        if end_all not in state.ends:
+            state.ends.append(end_all)
+        late[node] = calls(None, passed, (yield call))
+        return None, None
+
+    return begin
 
 
 def may_be_late(node: Node) -> bool:

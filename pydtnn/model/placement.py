@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.kernels.number_format import Rounding
 from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import Statistic
 from pydtnn.model.description import Parameters
@@ -21,7 +22,9 @@ class Placement(NamedTuple):
     parameters: dict[str, Parameter]
 
 
-def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
+def place_parameters(
+    graph: Graph, bucket_bytes: Sequence[int], rounding: Rounding | None = None
+) -> Placement:
     """Allocate the flat arrays of all parameters, without values.
 
     Parameters
@@ -29,11 +32,12 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
     graph : Graph
     bucket_bytes : sequence of int
         Lengths of buckets, see `ParameterBuffer`.
+    rounding : Rounding, optional
+        Of the copies of weights that layers multiply by.
     """
     ready = completed(graph)
     options: dict[str, Any] = {"dtype": arithmetic(graph.dtype), "working": graph.dtype}
-    if graph.rounder:
-        options["rounding"] = graph.rounder.formats.weights
+    options["rounding"] = rounding
     buffers: list[ParameterBuffer] = []
     # the largest of a node last, so that its small ones are in the same bucket
     trained = sorted((one for one in ready if not one[0].frozen), key=lambda p: (-p[1], p[0].size))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.recomputed import Recomputing
+from pydtnn.model.passes import Hook, Pass, Run
 
 BeforeLayer = Callable[[Sequence[Bucket], Sequence[Bucket]], None]
 """Called with the buckets that the next pass of a layer reads, and those of later passes."""
@@ -16,7 +18,7 @@ Reads = dict[int, tuple[list[Bucket], list[Bucket]]]
 """By the index of a node, its buckets, and those of the first later node with others."""
 
 
-class Presence:
+class Presence(Hook):
     """Tells a scheme before the pass of each layer with parameters which buckets it reads.
 
     Parameters
@@ -27,6 +29,8 @@ class Presence:
     buckets : sequence of Bucket
     before_layer : callable
     """
+
+    refreshes = True
 
     def __init__(
         self,
@@ -57,16 +61,28 @@ class Presence:
         self._told[self._shard] = now, ahead
         self._before_layer(now, ahead)
 
-    def forward(self, node: Node, *, again: bool) -> None:
-        """Called before a node's forward pass; `again` in the recomputation of a segment."""
-        if node.index in self._forward:
-            now, ahead = self._forward[node.index]
-            self._tell(now, [] if again else ahead)
+    def forward(self, run: Run) -> Run:
+        """Tell before a node's forward pass; in recomputation without what later nodes read."""
 
-    def backward(self, node: Node) -> None:
-        """Called before a node's backward pass, or each of its halves."""
-        if node.index in self._backward:
-            self._tell(*self._backward[node.index])
+        def present(node: Node, state: Any) -> Pass:
+            if node.index in self._forward:
+                now, ahead = self._forward[node.index]
+                self._tell(now, [] if state.context.recomputing else ahead)
+            return run(node, state)
+
+        return present
+
+    def backward(self, run: Run) -> Run:
+        """Tell before a node's backward pass, or the first half of it."""
+
+        def present(node: Node, state: Any) -> Pass:
+            if node.index in self._backward:
+                self._tell(*self._backward[node.index])
+            return run(node, state)
+
+        return present
+
+    parameters = backward  # the second half
 
 
 def reads_of(

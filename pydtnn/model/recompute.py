@@ -12,7 +12,7 @@ Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Deferred
-from pydtnn.layers.base import Finisher, Saved, StepContext
+from pydtnn.layers.base import Finisher, Saved
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
-from pydtnn.layers.recomputed import Value
+from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
+from pydtnn.model.execution import ForwardPass, checked, forward_node
+from pydtnn.model.passes import Hook, Pass, Run, compose
 from pydtnn.utils.names import matches, prefixes, select
 
 # Where the order of execution is cut into segments that backward recomputes.
@@ -233,10 +235,6 @@ def names_of(node: Node) -> list[str]:
     return [node.name]
 
 
-Run = Callable[[Node, dict[int, Value], StepContext, int, Any], Generator[Any, Any, Any]]
-"""Generator that runs one node: see `_forward_node` in `pydtnn.model.execution`."""
-
-
 @dataclass(frozen=True)
 class Segment:
     """Consecutive nodes whose values are dropped and recomputed together.
@@ -335,68 +333,42 @@ def _segment(nodes: Sequence[Node], trained: Collection[int], start: int, stop: 
     )
 
 
-class Recorder:
-    """Stores what backward requires of each node of one forward pass.
+class Dropping(Hook):
+    """Drops the values of segments in forward.
 
     Parameters
     ----------
-    trained : collection of int
-        Nodes that run backward.
     segments : Segments
-    values : list
-        The outputs of all nodes, as far as they are needed, during the pass.
-    context : StepContext
-    samples : int
-
-    Attributes
-    ----------
-    residuals : list
-        For each node, its saved values, or the `Dropped` that computes them again.
     """
 
-    def __init__(
-        self,
-        trained: Collection[int],
-        segments: Segments,
-        values: list[Value],
-        context: StepContext,
-        samples: int,
-    ) -> None:
-        self.residuals: list[Saved] = [None] * len(values)
-        self._trained, self._segments, self._values = trained, segments, values
-        self._context, self._samples = context, samples
-        self._dropped: Dropped | None = None
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
 
-    def save(self, node: Node, saved: Saved) -> None:
-        """Store the saved values of a node that has just run, or drop them."""
-        index, values = node.index, self._values
-        if not self._segments.parts:
-            if index in self._trained:
-                self.residuals[index] = saved
-            return
-        dropped = self._dropped
-        if dropped is None or index >= dropped.segment.stop:
-            segment = self._segments.of(index)
-            dropped = None
-            if segment is not None:
-                inputs = {i: values[i] for i in segment.inputs}
-                dropped = Dropped(segment, inputs, self._context, self._samples)
-            self._dropped = dropped
-        if dropped is not None:
-            dropped.add(node, saved, values[index])
-        if index in self._trained:
-            self.residuals[index] = saved if dropped is None else dropped
-        for source in node.inputs:
-            value = values[source.index]
-            if source.index in self._segments.checkpoints and isinstance(value, Deferred):
-                value.forget_terms()
+    def forward(self, run: Run) -> Run:
+        """Return a node's saved values, or the `Dropped` that computes them again."""
+        segments = self._segments
+        dropped: Dropped | None = None
 
-    def release(self, indices: Collection[int]) -> None:
-        """Release outputs that no later node reads, and arrays that backward computes again."""
-        for index in indices:
-            value, self._values[index] = self._values[index], None
-            if isinstance(value, Deferred) and not self._segments.parts:
-                value.drop()
+        def dropping(node: Node, state: Any) -> Pass:
+            nonlocal dropped
+            y, saved = yield from run(node, state)
+            if node.index in segments.checkpoints and isinstance(y, Recomputed):
+                y = y.array
+            if dropped is None or node.index >= dropped.segment.stop:
+                segment = segments.of(node.index)
+                dropped = None if segment is None else Dropped(segment, state)
+            if dropped is not None:
+                dropped.add(node, saved, y)
+                saved = dropped
+            for source in node.inputs:
+                value = state.values[source.index]
+                if source.index in segments.checkpoints and isinstance(value, Deferred):
+                    value.forget_terms()
+            for index in node.releases:  # without dropping their arrays
+                state.values[index] = None
+            return y, saved
+
+        return dropping
 
 
 class Dropped:
@@ -405,10 +377,7 @@ class Dropped:
     Parameters
     ----------
     segment : Segment
-    values : dict of int to Array or Deferred
-        The values that enter it.
-    context : StepContext
-    samples : int
+    state : ForwardPass
 
     Attributes
     ----------
@@ -416,13 +385,12 @@ class Dropped:
         Deferred outputs that nodes after the segment read. Their terms are values of the segment.
     """
 
-    def __init__(
-        self, segment: Segment, values: dict[int, Value], context: StepContext, samples: int
-    ) -> None:
+    def __init__(self, segment: Segment, state: ForwardPass) -> None:
         self.segment = segment
         self.outputs: dict[int, weakref.ref[Deferred]] = {}
-        self._values = values
-        self._context, self._samples = replace(context, recomputing=True), samples
+        self._values = {i: state.values[i] for i in segment.inputs}
+        context = replace(state.context, recomputing=True)
+        self._state = replace(state, context=context, values={}, residuals=[])
         self._kept: dict[int, Any] = {}
 
     def add(self, node: Node, saved: Saved, y: Value) -> None:
@@ -432,40 +400,60 @@ class Dropped:
         if node.index in self.segment.outputs and isinstance(y, Deferred):
             self.outputs[node.index] = weakref.ref(y)
 
-    def restore(self, residuals: list[Saved], run: Run) -> Generator[Any, Any, None]:
-        """Run the segment again and store the saved values of its nodes."""
+    def restore(self, residuals: list[Saved], hooks: Sequence[Hook]) -> Pass:
+        """Run the segment again, with hooks, and store the saved values of its nodes."""
+        run, state = compose(self._run, hooks, "again"), replace(self._state, values=self._values)
         values, self._values = self._values, {}
         for node in self.segment.nodes:
             index = node.index
-            kept = self._kept.pop(index, None)
-            y, saved = yield from run(node, values, self._context, self._samples, kept)
+            y, saved = yield from run(node, state)
             before = self.outputs[index]() if index in self.outputs else None
             if before is not None and isinstance(y, Deferred):
                 before.take_terms(y)
             values[index] = y
             if residuals[index] is self:
                 residuals[index] = saved
-            del y, saved, kept, before
+            del y, saved, before
             for i in self.segment.releases[index]:
                 values.pop(i, None)
 
+    def _run(self, node: Node, state: ForwardPass) -> Pass:
+        """Run a node, from what it has kept, if anything."""
+        kept, layer = self._kept.pop(node.index, None), node.layer
+        if kept is None or not isinstance(layer, Repeatable):
+            return (yield from forward_node(node, state))
+        xs = [layer.accept(state.values[i.index]) for i in node.inputs]
+        return checked(node, state, layer.forward_again(*xs, context=state.context, kept=kept))
 
-def has_dropped(residuals: Sequence[Saved]) -> bool:
-    """Return whether values of a pass were dropped, so that `restore` is needed."""
-    return any(isinstance(saved, Dropped) for saved in residuals)
 
-
-def restore(node: Node, residuals: list[Saved], run: Run) -> Generator[Any, Any, None]:
-    """Compute the values that a node's backward requires, if they were dropped.
+class Restoring(Hook):
+    """Computes what the backward pass of a node requires, if it was dropped.
 
     A layer that finishes the gradient of a deferred input requires the terms of that input, which
     are values of the segment that has computed it.
+
+    Parameters
+    ----------
+    hooks : sequence of Hook
+        Of the forward passes that are repeated.
     """
-    own = residuals[node.index]
-    if isinstance(own, Dropped):
-        yield from own.restore(residuals, run)
-    if isinstance(node.layer, Finisher) and node.layer.finishes:
-        source = node.inputs[0].index
-        before = residuals[source]
-        if isinstance(before, Dropped) and source in before.outputs:
-            yield from before.restore(residuals, run)
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = hooks
+
+    def backward(self, run: Run) -> Run:
+        """Run segments again before the first of their nodes."""
+
+        def restoring(node: Node, state: Any) -> Pass:
+            dropped, layer = state.residuals[node.index], node.layer
+            if isinstance(dropped, Dropped):
+                yield from dropped.restore(state.residuals, self._hooks)
+            if isinstance(layer, Finisher) and layer.finishes:
+                source = node.inputs[0].index
+                dropped = state.residuals[source]
+                if isinstance(dropped, Dropped) and source in dropped.outputs:
+                    yield from dropped.restore(state.residuals, self._hooks)
+            del dropped
+            return (yield from run(node, state))
+
+        return restoring

@@ -214,7 +214,7 @@ class Replays:
         self.finish()
         model, given = self.model, (x if isinstance(x, tuple) else (x,))
         self._forget_if_changed(context)
-        if self.why_not or model.graph.presence is not None or context.samples is None:
+        if self.why_not or model.graph.hooks or context.samples is None:
             return None
         inputs = (*self._as_kernels_require(given), np.require(context.samples, None, ("C", "A")))
         key = accumulate, *((a.shape, a.dtype) for a in inputs)
@@ -343,7 +343,7 @@ def _why_not(model: Model) -> str:
         return f"the backend {model.backend.name} has no pool of memory on the host"
     if model.mesh is not None or model.pipeline is not None:
         return "the network is distributed over ranks"
-    if model.penalised or model.graph.rounder is not None:
+    if model.penalised or model.graph.hooks:
         return "layers add losses or round at random"
     for layer in model.layers:
         if not layer.only_kernels:

@@ -15,6 +15,7 @@ import numpy as np
 from pydtnn.data import Batch
 from pydtnn.data.order import Shard
 from pydtnn.layers.parameters import Bucket
+from pydtnn.model.passes import Hook
 from pydtnn.model.presence import Presence
 from pydtnn.model.replay import Replays
 from pydtnn.training.axis_sums import AxisSums
@@ -116,10 +117,10 @@ class Eager:
         self._setup, self.graph, self._uses_up = setup, graph, uses_up
         self.replays = Replays(setup.model)
         exchange, network = setup.exchange, setup.model.graph
-        self._presence: Presence | None = None
+        self._hooks: list[Hook] = []
         if exchange.gathers:
             parts = network.nodes, network.trained, setup.model.buckets
-            self._presence = Presence(*parts, exchange.before_layer)
+            self._hooks.append(Presence(*parts, exchange.before_layer))
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
         """Run a whole step; the parameters are not changed if the loss is not finite."""
@@ -131,11 +132,12 @@ class Eager:
         with setup.phase("forward"):
             kind = UpdatingPasses if early else Passes
             passes = create_passes(setup, batch, epoch, seed, self.replays, kind)
-        setup.model.graph.presence = self._presence
+        setup.model.graph.hooks += self._hooks
         try:
             passes.run()
         finally:
-            setup.model.graph.presence = None
+            for hook in self._hooks:
+                setup.model.graph.hooks.remove(hook)
             self.replays.end_step()
             if early:
                 setup.model.discard_gradients()

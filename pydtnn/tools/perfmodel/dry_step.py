@@ -83,7 +83,8 @@ class DryStep:
         self._flat.append(self._flat_of())
         self._outlines: dict[str, list[outlines.Outline]] = {}
         # a layer may compute a part of the samples
-        self.few = max(shape.values(), default=1) if self.model.graph.cuts_batch else 1
+        cuts_batch = any(layer.batch_part is not None for layer in self.model.layers)
+        self.few = max(shape.values(), default=1) if cuts_batch else 1
 
     def _flat_of(self) -> _Flat:
         """Return the bytes of flat arrays, buckets with the nodes that complete them, and reads."""

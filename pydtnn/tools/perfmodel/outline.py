@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pydtnn.layers.base import Layer
-from pydtnn.model.execution import has_halves
+from pydtnn.model.halves import has_halves
 from pydtnn.tools.perfmodel.compute import Label
 
 

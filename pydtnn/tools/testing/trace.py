@@ -7,8 +7,7 @@ exchange is the array of the layer before it in another layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.layers.stripes import HaloExchange
 from pydtnn.model import Model
+from pydtnn.model.passes import Hook, Pass, Run
 from pydtnn.utils.split import even_cut
 
 MIN_SCALE = 1e-6
@@ -71,11 +71,14 @@ class Traced:
         return np.maximum(part, 0) if self.relu else part
 
 
+UNKNOWN = (Exchange, HaloExchange, NormAddReLU, FusedConv2d)
+"""Layers for whose outputs the network has no gradients of the same meaning."""
+
 Records = dict[tuple[str, str], Traced]
 """By node and "output" or "gradient", in the order in which they were computed."""
 
 
-class Trace:
+class Trace(Hook):
     """Records of a model's nodes in one step.
 
     Parameters
@@ -105,32 +108,17 @@ class Trace:
         if not (isinstance(node.layer, FusedConv2d) and node.layer.constant):
             self._add(node, "output", y)
 
-    @contextmanager
-    def gradients(self) -> Iterator[None]:
-        """Context in which the gradients of outputs are recorded, except those of fused layers."""
-        replaced: list[tuple[Any, str]] = []
-        for node in self.model.graph.nodes:
-            layer, unknown = node.layer, Exchange | HaloExchange | NormAddReLU | FusedConv2d
-            if node.index not in self.model.graph.trained or isinstance(layer, unknown):
-                continue
-            for name in ("backward", "backward_steps"):
-                if hasattr(layer, name):
-                    setattr(layer, name, self._recording(node, getattr(layer, name)))
-                    replaced.append((layer, name))
-        yield
-        for layer, name in replaced:
-            delattr(layer, name)
+    def backward(self, run: Run) -> Run:
+        """Record the gradients of outputs, except those of fused layers."""
 
-    def _recording(self, node: Node, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(dy: Any, *args: Any, **keywords: Any) -> Any:
-            # a pass may call another one of the same layer
-            passes = [self.records.get((node.name, what)) for what in ("output", "gradient")]
-            outputs, gradients = (len(one.pieces) if one else 0 for one in passes)
-            if not (isinstance(dy, Deferred) or dy is None) and gradients < outputs:
+        def recorded(node: Node, state: Any) -> Pass:
+            known = node.index in state.sums and not isinstance(node.layer, UNKNOWN)
+            dy = node.layer.accept(state.sums[node.index][0]) if known else None
+            if not (dy is None or isinstance(dy, Deferred)):
                 self._add(node, "gradient", dy)
-            return method(dy, *args, **keywords)
+            return run(node, state)
 
-        return call
+        return recorded
 
     def _add(self, node: Node, what: str, array: Any) -> None:
         of, relu = _origin(node)

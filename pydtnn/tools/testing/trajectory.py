@@ -272,6 +272,11 @@ class RecordedModel(Model):
 
     def begin(self, trace: Trace | None) -> None:
         """Forget what was recorded, and record a step."""
+        hooks = self.graph.hooks
+        if self.trace in hooks:
+            hooks.remove(self.trace)
+        if trace is not None:
+            hooks.insert(0, trace)
         self.outputs, self.gradients, self.trace = [], [], trace
 
     def forward_shards(self, xs: Any, contexts: Any, **options: Any) -> list[Any]:
@@ -287,8 +292,7 @@ class RecordedModel(Model):
 
     def backward_shards(self, dys: Any, residuals: Any, **options: Any) -> list[Any]:
         """Run backward, and record the gradients of the inputs."""
-        with self.trace.gradients() if self.trace is not None else contextlib.nullcontext():
-            results = super().backward_shards(dys, residuals, **options)
+        results = super().backward_shards(dys, residuals, **options)
         self.gradients += [self._copy(dx) for dx in results]
         return results
 

@@ -73,7 +73,7 @@ OTHERS = {
     "trace": [
         ["summary", "runs/a"],
         ["export", "runs/a", "--to=csv", "--output=new/x.csv"],
-        ["export", "trace", "--to=kineto", "--output=pictures"],
+        ["export", "trace", "--to=chakra", "--output=pictures"],
         ["replay", "trace", "--platform=nonsense"],
     ],
     "report": [

@@ -45,13 +45,12 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
         "--format",
         required=True,
         choices=FORMATS,
-        help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; kineto: files of "
-        "PyTorch's profiler, for Holistic Trace Analysis; chakra: a step for simulators such as "
-        "ASTRA-sim; csv: a row per record",
+        help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; chakra: a step for "
+        "simulators such as ASTRA-sim; csv: a row per record",
     )
     export.add_argument(
         "--output",
-        help="file or, for otf2, kineto and chakra, new folder; default: in the folder",
+        help="file or, for otf2 and chakra, new folder; default: in the folder",
     )
     export.set_defaults(command=_export)
     summary = commands.add_parser("summary", help="print where time went")

@@ -1,4 +1,4 @@
-"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, Kineto, Chakra, tables."""
+"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, Chakra, tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from pydtnn.tools.tracing.exports.chakra import write_chakra
 from pydtnn.tools.tracing.exports.chrome import write_chrome
-from pydtnn.tools.tracing.exports.kineto import write_kineto
 from pydtnn.tools.tracing.exports.otf2 import write_otf2
 from pydtnn.tools.tracing.exports.paraver import write_paraver
 from pydtnn.tools.tracing.exports.table import write_table
@@ -34,7 +33,6 @@ FORMATS = {
     "chrome": Format(write_chrome, "trace.json"),
     "paraver": Format(write_paraver, "trace.prv"),
     "otf2": Format(write_otf2, "otf2"),
-    "kineto": Format(write_kineto, "kineto"),
     "chakra": Format(write_chakra, "chakra"),
     "csv": Format(write_table, "trace.csv"),
 }
@@ -45,7 +43,6 @@ __all__ = [
     "Format",
     "write_chakra",
     "write_chrome",
-    "write_kineto",
     "write_otf2",
     "write_paraver",
     "write_table",

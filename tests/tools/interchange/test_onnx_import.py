@@ -437,6 +437,11 @@ NO_NODE: dict[str, tuple[Any, ...]] = {
         ("n", 3, "h", "w"),
     ),
     "expected operators of opset 7 or later, got opset 6": (chain("Relu"), IMAGE, {}, 6),
+    "output y must be computed, got a constant or integers": (
+        [node("Identity", ["c"], ["y"])],
+        IMAGE,
+        {"c": np.float32([1])},
+    ),
     "conv.w must be finite, got inf": (
         chain("Conv infinite"),
         IMAGE,

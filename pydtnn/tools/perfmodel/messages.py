@@ -13,7 +13,14 @@ from pydtnn.parallel.pipeline.schedules import placement
 from pydtnn.tools.perfmodel.compression import Compression
 from pydtnn.tools.perfmodel.outline import BucketOutline, Start
 from pydtnn.tools.perfmodel.overlap import Round
-from pydtnn.tools.perfmodel.patterns import Groups, Processing, Row, Wires, library_terms, rows_of
+from pydtnn.tools.perfmodel.patterns import (
+    AxisGroups,
+    Processing,
+    RoundCosts,
+    Wires,
+    library_terms,
+    rows_of,
+)
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.training.workload import SHARDED, Workload
 
@@ -53,12 +60,12 @@ class MessageCosts:
         schedule, stages = work.pipeline_schedule, work.stages
         if stages > 1 and len(placement(schedule, stages).paths) > 1:  # with the same stages
             axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
-        self.groups = {axis: Groups(*own, per_host, work.ranks) for axis, own in axes.items()}
+        self.groups = {axis: AxisGroups(*own, per_host, work.ranks) for axis, own in axes.items()}
         if work.stages > 1 and SHARD in self.groups:  # stages gather at different times
             self.groups[SHARD] = self.groups[SHARD]._replace(alone=True)
         self.sum = lru_cache(maxsize=None)(self._sum)
 
-    def _rows(self, pattern: str, axis: str) -> tuple[Row, ...]:
+    def _rows(self, pattern: str, axis: str) -> tuple[RoundCosts, ...]:
         return rows_of(pattern, self.groups[axis], self.wires)
 
     def _rounds(

@@ -27,7 +27,7 @@ from pydtnn.comm.schedules.steps import (
     receive,
     send,
 )
-from pydtnn.tools.perfmodel.engine.rows import Messages, messages_by_row
+from pydtnn.tools.perfmodel.engine.rows import MessageRow, messages_by_row
 from pydtnn.tools.perfmodel.overlap import Round
 from pydtnn.tools.perfmodel.platform import Link, Platform
 from pydtnn.tools.perfmodel.topology import Topology
@@ -97,7 +97,7 @@ PATTERNS: dict[str, Algorithm] = {**SCHEDULES, **{one.__name__: one for one in O
 # -- places ---------------------------------------------------------------------------------------
 
 
-class Groups(NamedTuple):
+class AxisGroups(NamedTuple):
     """The groups of ranks along an axis of a mesh.
 
     Attributes
@@ -137,7 +137,7 @@ class Groups(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _members(groups: Groups) -> np.ndarray:
+def _members(groups: AxisGroups) -> np.ndarray:
     numbers = np.arange(groups.total).reshape(-1, groups.ranks, groups.stride)
     every = numbers.transpose(0, 2, 1).reshape(-1, groups.ranks)
     changes = np.diff(np.sort(every // groups.per_host, axis=1), axis=1) > 0
@@ -173,7 +173,7 @@ class Wires(NamedTuple):
 # -- times ----------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class RoundCosts(NamedTuple):
     """Costs of messages that start together.
 
     Attributes
@@ -220,7 +220,7 @@ class Processing(NamedTuple):
     copy: float = 0.0
 
     def round(
-        self, row: Row, nbytes: float, largest: float | None = None, parts: float = 1.0
+        self, row: RoundCosts, nbytes: float, largest: float | None = None, parts: float = 1.0
     ) -> Round:
         """Return the round of a row, each message of which is sent in several parts."""
         work = parts * self.call * row.calls
@@ -229,21 +229,21 @@ class Processing(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def rows_of(pattern: str, groups: Groups, wires: Wires) -> tuple[Row, ...]:
+def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts, ...]:
     """Return the costs of the rows of a pattern, of all groups at the same time."""
     members = groups.members
     places = members // groups.per_host
     kinds, own = np.unique(places - places[:, :1], axis=0, return_inverse=True)
     layouts = [tuple(kind.tolist()) for kind in kinds]
     tables = [messages_by_row(PATTERNS[pattern], layout) for layout in layouts]
-    known: dict[tuple[int, ...], tuple[Row, np.ndarray]] = {}
+    known: dict[tuple[int, ...], tuple[RoundCosts, np.ndarray]] = {}
     found = []
     for k in range(max(map(len, tables))):
         rows = [(i, table[k]) for i, table in enumerate(tables) if k < len(table)]
         key = tuple(id(row) for _, row in rows)
         if key not in known:
             ones = [_numbered(row, members[own.ravel() == i]) for i, row in rows]
-            together = Messages(*map(np.concatenate, zip(*ones, strict=True)))
+            together = MessageRow(*map(np.concatenate, zip(*ones, strict=True)))
             known[key] = _row(together, groups.per_host, wires), _work(together, groups)
         found.append(known[key])
     if not found:
@@ -256,16 +256,16 @@ def rows_of(pattern: str, groups: Groups, wires: Wires) -> tuple[Row, ...]:
     )
 
 
-def _numbered(row: Messages, members: np.ndarray) -> Messages:
+def _numbered(row: MessageRow, members: np.ndarray) -> MessageRow:
     """Return the messages of a row in all groups, with the numbers of ranks in the job."""
     ends = (members[:, one].ravel() for one in row[:2])
-    return Messages(*ends, *(np.tile(one, len(members)) for one in row[2:]))
+    return MessageRow(*ends, *(np.tile(one, len(members)) for one in row[2:]))
 
 
 WORK = ("calls", "added", "copied")
 
 
-def _work(row: Messages, groups: Groups) -> np.ndarray:
+def _work(row: MessageRow, groups: AxisGroups) -> np.ndarray:
     """Return the `WORK` of each rank, (kinds, ranks)."""
     senders, receivers, shares, adds = row
     far = senders // groups.per_host != receivers // groups.per_host
@@ -277,7 +277,7 @@ def _work(row: Messages, groups: Groups) -> np.ndarray:
     return np.stack([np.bincount(keys, amounts, groups.total) for keys, amounts in kinds])
 
 
-def _row(row: Messages, per_host: int, wires: Wires) -> Row:
+def _row(row: MessageRow, per_host: int, wires: Wires) -> RoundCosts:
     senders, receivers, shares, _ = row
     here, there = senders // per_host, receivers // per_host
     far, near = here != there, here == there
@@ -296,7 +296,7 @@ def _row(row: Messages, per_host: int, wires: Wires) -> Row:
         found["latency"] = between.latency + further
         found["alone"] = shares.max() / between.bandwidth
         found["shared"] = max(cards / (between.shared or between.bandwidth), links)
-    return Row(**{name: float(value) for name, value in found.items()})
+    return RoundCosts(**{name: float(value) for name, value in found.items()})
 
 
 def _most(keys: np.ndarray, amounts: np.ndarray) -> float:

@@ -22,7 +22,7 @@ from pydtnn.tools.perfmodel.compute import ComputeCosts
 from pydtnn.tools.perfmodel.dry_step import DryStep
 from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
 from pydtnn.tools.perfmodel.outline import Outline
-from pydtnn.tools.perfmodel.patterns import Groups
+from pydtnn.tools.perfmodel.patterns import AxisGroups
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import (
     LayerTime,
@@ -151,7 +151,7 @@ class Projector:
         own, per_host = work.axes.get(axis, 1), self.platform.cluster.ranks_per_host
         if own == 1:
             return False
-        return Groups(own, work.stride(axis), per_host, work.ranks).hosts > 1
+        return AxisGroups(own, work.stride(axis), per_host, work.ranks).hosts > 1
 
     def check(self, work: Workload) -> None:
         """Raise ValueError if there is no formula for a value of a field."""

@@ -5,8 +5,8 @@ import pytest
 
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.network import Network
-from pydtnn.tools.perfmodel.engine.rows import Replay
-from pydtnn.tools.perfmodel.patterns import Groups, Processing, Wires, library_terms, rows_of
+from pydtnn.tools.perfmodel.engine.rows import RowTimes
+from pydtnn.tools.perfmodel.patterns import AxisGroups, Processing, Wires, library_terms, rows_of
 from pydtnn.tools.perfmodel.platform import Link
 from tests.each import each
 
@@ -15,7 +15,7 @@ WIRES = Wires(INSIDE, BETWEEN, None, 1)
 ADD = Processing(add=1 / 4e9)
 
 
-def seconds(name: str, nbytes: int, groups: Groups, wires: Wires = WIRES) -> float:
+def seconds(name: str, nbytes: int, groups: AxisGroups, wires: Wires = WIRES) -> float:
     return sum(sum(ADD.round(row, nbytes)) for row in rows_of(name, groups, wires))
 
 
@@ -31,8 +31,8 @@ def test_a_sum_takes_as_long_as_its_replay(name, ranks, per_host, nbytes):
         local_bandwidth=INSIDE.bandwidth,
         add=ADD.add,
     )
-    expected = Replay(name, network).ends(np.zeros(ranks), nbytes).max()
-    found = seconds(name, nbytes, Groups(ranks, 1, per_host, ranks))
+    expected = RowTimes(name, network).ends(np.zeros(ranks), nbytes).max()
+    found = seconds(name, nbytes, AxisGroups(ranks, 1, per_host, ranks))
     uneven = per_host == 3 and ("doubling" in name or "tree" in name)
     # some ranks of a row wait for messages between hosts and others do not
     assert found == pytest.approx(expected, rel=0.5 if uneven else 0.01), name
@@ -44,7 +44,7 @@ def test_a_sum_takes_as_long_as_its_replay(name, ranks, per_host, nbytes):
 )
 def test_an_axis_of_a_mesh_is_placed_on_hosts_whose_cards_it_shares(axis, hosts, groups):
     ranks, stride, per_host = axis
-    found = Groups(ranks, stride, per_host, ranks * stride)
+    found = AxisGroups(ranks, stride, per_host, ranks * stride)
     assert (found.hosts, len(found.members)) == (hosts, groups)
     if hosts > 1:
         (alone,), (shared,) = (
@@ -54,7 +54,7 @@ def test_an_axis_of_a_mesh_is_placed_on_hosts_whose_cards_it_shares(axis, hosts,
 
 
 def test_groups_on_the_most_hosts_determine_the_time():
-    groups = Groups(3, 1, 4, 12)
+    groups = AxisGroups(3, 1, 4, 12)
     assert groups.members.tolist() == [[3, 4, 5], [6, 7, 8]]
     (row,) = rows_of("to_all", groups, WIRES)
     assert row.shared == pytest.approx(4 / 3 / BETWEEN.bandwidth)  # of both, from their host
@@ -62,18 +62,18 @@ def test_groups_on_the_most_hosts_determine_the_time():
 
 def test_each_rank_copies_its_own_messages_between_hosts():
     for name, sent in (("direct", 2 * (8 - 4) / 8), ("hierarchical", 2 * (2 - 1) / 2 / 4)):
-        rows = rows_of(name, Groups(8, 1, 4, 8), WIRES)
+        rows = rows_of(name, AxisGroups(8, 1, 4, 8), WIRES)
         assert sum(row.copied for row in rows) == pytest.approx(sent), name
 
 
 def test_messages_of_a_host_share_its_memory():
     slow = WIRES._replace(inside=Link(1e-6, 5e9, 6e9))
-    found, usual = (seconds("ring", 1 << 20, Groups(4, 1, 4, 4), own) for own in (slow, WIRES))
+    found, usual = (seconds("ring", 1 << 20, AxisGroups(4, 1, 4, 4), own) for own in (slow, WIRES))
     assert found == pytest.approx(usual + 6 * 2**18 * (4 / 6e9 - 1 / 5e9))
 
 
 def test_a_reduction_to_leaders_sums_whole_arrays_inside_hosts():
-    rows = rows_of("leaders", Groups(8, 1, 4, 8), WIRES)
+    rows = rows_of("leaders", AxisGroups(8, 1, 4, 8), WIRES)
     assert [bool(row.local) for row in rows] == [True, True, False, False, True, True]
     assert [row.added for row in rows] == [1, 1, 0.5, 0, 0, 0]
 

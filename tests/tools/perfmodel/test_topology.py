@@ -12,7 +12,7 @@ import pytest
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import ALL, Group, Rounds, receive, send
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
-from pydtnn.tools.perfmodel.patterns import Groups, Wires, rows_of
+from pydtnn.tools.perfmodel.patterns import AxisGroups, Wires, rows_of
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.tools.perfmodel.virtual import sum_seconds
@@ -134,7 +134,7 @@ def test_messages_to_all_others_meet_at_the_links_between_switches():
     platform = Platform.load("cpu-10gbit")
     tree = FatTree(down=(2, 2), up=(1,), hop=platform.messages.between.latency)
     platform = replace(platform, topology=tree, cluster=replace(platform.cluster, hosts=4))
-    (row,) = rows_of("to_all", Groups(4, 1, 1, 4), Wires.of(platform, 4))
+    (row,) = rows_of("to_all", AxisGroups(4, 1, 1, 4), Wires.of(platform, 4))
     between = platform.messages.between
     assert row.latency == pytest.approx(3 * between.latency)
     assert row.shared == pytest.approx(1 / between.bandwidth)

@@ -29,31 +29,23 @@ LONG = 1e12
 """Length in B of an array of which the messages take much longer than rounding errors."""
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """Messages of a row.
 
     Attributes
     ----------
     senders, receivers : ndarray of int
-    shares : ndarray of float
-        Lengths in arrays.
-    latencies : ndarray of float
-        In s.
-    seconds : ndarray of float
-        Time for each byte of the array, in s/B, with the messages of the row on shared links.
-    adds : ndarray of float
-        Lengths of what the receivers add.
+    shares, adds : ndarray of float
+        Lengths, and lengths that are added, in arrays.
     """
 
     senders: np.ndarray
     receivers: np.ndarray
     shares: np.ndarray
-    latencies: np.ndarray
-    seconds: np.ndarray
     adds: np.ndarray
 
 
-class Replay:
+class RowTimes:
     """A schedule on a network.
 
     Parameters
@@ -65,23 +57,21 @@ class Replay:
 
     def __init__(self, algorithm: str | Algorithm, network: Network) -> None:
         self._network, self._ranks = network, len(network.hosts)
-        self._known: dict[tuple[bytes, ...], np.ndarray] = {}
-        self._rows = [
-            self._row(*messages) for messages in messages_by_row(algorithm, network.hosts)
-        ]
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._rows = messages_by_row(algorithm, network.hosts)
 
     @cached_property
     def calls(self) -> np.ndarray:
         """Messages that each rank sends and receives: an array (ranks,)."""
         return sum((self._calls(row) for row in self._rows), np.zeros(self._ranks, int))
 
-    def _calls(self, row: Row) -> np.ndarray:
+    def _calls(self, row: MessageRow) -> np.ndarray:
         both = np.concatenate([row.senders, row.receivers])
         return np.bincount(both, minlength=self._ranks)
 
     def busy(self, nbytes: int) -> float:
         """Return the time in which the bytes pass, without latencies, in s."""
-        return sum(nbytes * float(row.seconds.max()) for row in self._rows)
+        return sum(nbytes * float(self._times(row)[1].max()) for row in self._rows)
 
     def ends(self, starts: np.ndarray, nbytes: int, call: float = 0.0) -> np.ndarray:
         """Return the time at which each rank ends, from those at which they start, in s.
@@ -99,7 +89,8 @@ class Replay:
             if call:
                 now += call * self._calls(row)
             begin = np.maximum(now[row.senders], now[row.receivers])
-            end = begin + row.latencies + nbytes * row.seconds
+            latencies, seconds = self._times(row)
+            end = begin + latencies + nbytes * seconds
             after = now.copy()
             np.maximum.at(after, row.senders, end)
             np.maximum.at(after, row.receivers, end)
@@ -108,20 +99,18 @@ class Replay:
             now = after
         return now
 
-    def _row(
-        self, senders: np.ndarray, receivers: np.ndarray, shares: np.ndarray, adds: np.ndarray
-    ) -> Row:
-        """Return a row, with the times of its messages."""
-        key = senders.tobytes(), receivers.tobytes(), shares.tobytes()
-        pairs = [self._network.pair(*one) for one in zip(senders, receivers, strict=True)]
-        if key not in self._known:
-            self._known[key] = _seconds(self._network, pairs, shares)
-        latencies = np.array([self._network.routes[pair].latency for pair in pairs])
-        return Row(senders, receivers, shares, latencies, self._known[key], adds)
+    def _times(self, row: MessageRow) -> tuple[np.ndarray, np.ndarray]:
+        """Return the latency of each message, and its time for each byte of the array."""
+        if id(row) not in self._known:
+            ends = zip(row.senders, row.receivers, strict=True)
+            pairs = [self._network.pair(*one) for one in ends]
+            latencies = np.array([self._network.routes[pair].latency for pair in pairs])
+            self._known[id(row)] = latencies, _seconds(self._network, pairs, row.shares)
+        return self._known[id(row)]
 
 
 def _seconds(network: Network, pairs: Sequence[Pair], shares: np.ndarray) -> np.ndarray:
-    """Return how long each message takes if all start together, in s for each byte of the array."""
+    """Return how long each message takes if all start together, in s for each byte of an array."""
     flows, seconds = Flows(network), np.zeros(len(pairs))
     for index, (pair, share) in enumerate(zip(pairs, shares.tolist(), strict=True)):
         flows.start(0.0, pair, share * LONG, index)
@@ -130,26 +119,10 @@ def _seconds(network: Network, pairs: Sequence[Pair], shares: np.ndarray) -> np.
     return seconds
 
 
-class Messages(NamedTuple):
-    """Messages of a row.
-
-    Attributes
-    ----------
-    senders, receivers : ndarray of int
-    shares, adds : ndarray of float
-        Lengths, and lengths that are added, in arrays.
-    """
-
-    senders: np.ndarray
-    receivers: np.ndarray
-    shares: np.ndarray
-    adds: np.ndarray
-
-
 @lru_cache(maxsize=64)
 def messages_by_row(
     algorithm: str | Algorithm, hosts: tuple[Hashable, ...]
-) -> tuple[Messages, ...]:
+) -> tuple[MessageRow, ...]:
     """Return the messages of each row.
 
     Of more than `MAX_ROUND_BY_ROUND` ranks, those of rank 0 stand for all if the others have the
@@ -162,7 +135,7 @@ def messages_by_row(
         others = {rank: rounds(algorithm, rank, hosts) for rank in _samples(ranks)}
         for peer_of in (lambda peer, rank: (peer + rank) % ranks, lambda peer, rank: peer ^ rank):
             if all(_is_moved(own, moved, rank, peer_of) for rank, moved in others.items()):
-                known: dict[Hashable, Messages] = {}
+                known: dict[Hashable, MessageRow] = {}
                 facts = (tuple(sorted(_facts(one))) for one in own if any(s.send for s in one))
                 return tuple(
                     known.setdefault(one, known.get(one) or _moved(one, ranks, peer_of))
@@ -184,8 +157,8 @@ PeerOf = Callable[[Any, Any], Any]
 """Returns the peer of a rank, from that of rank 0 and its number."""
 
 
-def _columns(rows: Sequence[tuple[int, int, float, float]]) -> Messages:
-    return Messages(*map(np.array, zip(*rows, strict=True)))
+def _columns(rows: Sequence[tuple[int, int, float, float]]) -> MessageRow:
+    return MessageRow(*map(np.array, zip(*rows, strict=True)))
 
 
 def _samples(ranks: int) -> tuple[int, ...]:
@@ -209,7 +182,7 @@ def _length(part: Part | None) -> float:
     return 0.0 if part is None else float(part.stop - part.start)
 
 
-def _moved(steps: Sequence[Facts], ranks: int, peer_of: PeerOf) -> Messages:
+def _moved(steps: Sequence[Facts], ranks: int, peer_of: PeerOf) -> MessageRow:
     """Return the messages of all ranks in a round that is that of rank 0, with other peers."""
     everyone = np.arange(ranks)
     columns = [
@@ -218,4 +191,4 @@ def _moved(steps: Sequence[Facts], ranks: int, peer_of: PeerOf) -> Messages:
         if length
         for added in (length if op == "sum" else 0.0,)
     ]
-    return Messages(*map(np.concatenate, zip(*columns, strict=True)))
+    return MessageRow(*map(np.concatenate, zip(*columns, strict=True)))

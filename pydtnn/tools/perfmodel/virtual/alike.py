@@ -20,7 +20,7 @@ from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.traffic import Traffic
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts
 from pydtnn.tools.perfmodel.engine.processor import Processor
-from pydtnn.tools.perfmodel.engine.rows import Replay
+from pydtnn.tools.perfmodel.engine.rows import RowTimes
 from pydtnn.tools.perfmodel.virtual.clock import SegmentClock
 from pydtnn.tools.perfmodel.virtual.communicator import library_seconds
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
@@ -104,7 +104,7 @@ class Alike(Simulated):
         network: Network,
         clocks: Clocks,
         processor: Processor,
-        replays: dict[Any, Replay],
+        replays: dict[Any, RowTimes],
         traffic: Traffic | None = None,
     ) -> None:
         super().__init__(rank, network.hosts, traffic)
@@ -124,7 +124,7 @@ class Alike(Simulated):
     def follow(self, algorithm: Any, array: np.ndarray) -> Request:
         replay = self._replays.get(algorithm)
         if replay is None:
-            replay = self._replays[algorithm] = Replay(algorithm, self._network)
+            replay = self._replays[algorithm] = RowTimes(algorithm, self._network)
         self._clocks.calls.append((str(algorithm), array.nbytes))
         call, clocks = self._processor.call, self._clocks
         ends = replay.ends(self._clocks.times, array.nbytes, call)
@@ -220,7 +220,7 @@ def run_alike(
     if any(disturbances.changes()):
         raise DifferentError("links that are slow for a time")
     ranks, network = len(network.hosts), disturbances.network_at(network, 0.0)
-    replays: dict[Any, Replay] = {}
+    replays: dict[Any, RowTimes] = {}
     processor = processor._replace(call=slowdown * processor.call)
     results, all_clocks = [], []
     for rank in sorted({0, min(1, ranks - 1), ranks - 1}):

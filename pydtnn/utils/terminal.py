@@ -22,7 +22,7 @@ PROXIES = ("hydra_pmi_proxy", "prted", "orted")
 REDIRECTING = ("prepend", "outfile", "output", "tag-output", "timestamp", "xterm")
 """Options of launchers that label the lines of ranks or write them elsewhere, without hyphens."""
 
-DEFAULT_WIDTH, DEFAULT_HEIGHT = 80, 24
+DEFAULT_WIDTH = 80
 
 
 class Lasting:
@@ -149,19 +149,9 @@ def width_of(stream: TextIO) -> int:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
         columns = 0
-    return columns or _size(stream).columns or DEFAULT_WIDTH
-
-
-def height_of(stream: TextIO) -> int:
-    """Return the lines of a terminal, or 24."""
-    return _size(stream).lines or DEFAULT_HEIGHT
-
-
-def _size(stream: TextIO) -> os.terminal_size:
-    try:
-        return os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):  # not a file of the system
-        return os.terminal_size((0, 0))
+    with contextlib.suppress(OSError, ValueError):  # not a file of the system
+        columns = columns or os.get_terminal_size(stream.fileno()).columns
+    return columns or DEFAULT_WIDTH
 
 
 def _is_pipe_or_terminal(stream: TextIO) -> bool:

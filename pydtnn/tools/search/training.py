@@ -150,10 +150,6 @@ class TrainingObjective:
         options = {**self.space.fixed, **values}
         return [argument(name, value) for name, value in options.items()]
 
-    def first(self) -> TrainConfig:
-        """Return the configuration with the first value of every option."""
-        return configure(self.arguments(next(self.space.checks())))
-
     def check(self, comm: Communicator) -> None:
         """Check the options, load the data sets of the first trial, and check the objective.
 

@@ -82,11 +82,6 @@ class GradientExchange(StoresArguments):
         Class attribute, not inherited: whether every step makes the same calls and reads no host
         values that change between steps, so that a step can be captured in a CUDA graph and
         replayed.
-
-    Raises
-    ------
-    ValueError
-        If `sums` is not compatible with the scheme.
     """
 
     equal = sums_gradients = exact = keeps_gradients = gathers = False
@@ -106,16 +101,6 @@ class GradientExchange(StoresArguments):
         self.comm = comm
         self.sums = sums(self.comm)
         self.exact_norms = self.sums.shards is not None
-        if type(self.sums) is not Sums and not self.sums_gradients:
-            raise ValueError(
-                f"{type(self).__name__}: ranks do not sum gradients, so these cannot be compressed "
-                "or summed exactly; use a scheme that sums gradients, such as AllReduce"
-            )
-        if self.sums.shards is not None and not self.exact:
-            raise ValueError(
-                f"{type(self).__name__}: results depend on the number of ranks, so exact sums are "
-                "not supported; use AllReduce or ShardedOptimizer"
-            )
         self.buckets: tuple[Bucket, ...] = ()
         self.samples: float = 0
         self.local_samples = 1

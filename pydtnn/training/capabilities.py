@@ -99,10 +99,6 @@ def _residuals_of_parts(setup: Setup) -> bool:
     return cut and setup.exchange.sums.keeps_gradients
 
 
-def _compression(setup: Setup) -> str:
-    return "" if setup.exchange.sums.capturable else type(setup.exchange.sums).__name__
-
-
 def _further_sums(setup: Setup) -> str:
     named = ((p.name, further_axes(p.group)) for p in setup.model.parameters.values())
     found = (f"{name}, summed over {', '.join(axes)}" for name, axes in named if axes)
@@ -118,6 +114,11 @@ def _gathers_norm(setup: Setup) -> str:
     divided = isinstance(setup.exchange, Partition) and setup.exchange.exact_norms
     return _scheme(setup) if divided and setup.optimizer.clip_norm is not None else ""
 
+
+NO_SUMS = (
+    "{1}: ranks do not sum gradients, so these cannot be compressed or summed exactly; use a "
+    "scheme that sums gradients, such as AllReduce"
+)
 
 FEATURES = {
     "pipeline": Feature(
@@ -157,11 +158,19 @@ FEATURES = {
             "accumulation": "exact training computes shard by shard, so accumulation must be 1; "
             "use more shards",
             "compression": "exact training sums gradients as they are; omit it",
+            "scheme without sums": NO_SUMS,
+            "scheme that depends on ranks": "{1}: results depend on the number of ranks, so exact "
+            "sums are not supported; use AllReduce or ShardedOptimizer",
             "measured algorithms": "exact training requires algorithms that are not chosen by "
             'measurement; use the tuning "fixed"',
             "sums over further axes": "exact training requires gradients that are summed over the "
             "axis data only, got those of {1}, too; use another plan",
         },
+    ),
+    "compression": Feature(
+        lambda setup: setup.exchange.sums.shards is None and type(setup.exchange.sums) is not Sums,
+        "--compress or --formats messages",
+        {"scheme without sums": NO_SUMS},
     ),
     "norm of divided exact gradients": Feature(
         _gathers_norm,
@@ -231,7 +240,7 @@ FEATURES = {
             "several inputs or outputs": "the model has several inputs or outputs",
             "ignored targets": "the number of targets that are not ignored changes between steps",
             "steps that differ": "the steps of {1} are not all alike",
-            "compression": "{1} works on the host",
+            "sums on the host": "{1} works on the host",
             "messages by MPI": "messages go by way of MPI (--comm nccl avoids it)",
         },
     ),
@@ -244,7 +253,15 @@ FEATURES = {
     "measured algorithms": Feature(
         lambda setup: setup.model.backend.autotuner.mode == "measure", "--tuning measure"
     ),
-    "compression": Feature(_compression, "--compress or --formats messages"),
+    "scheme without sums": Feature(
+        lambda setup: not setup.exchange.sums_gradients and _scheme(setup)
+    ),
+    "scheme that depends on ranks": Feature(
+        lambda setup: not setup.exchange.exact and _scheme(setup)
+    ),
+    "sums on the host": Feature(
+        lambda setup: not setup.exchange.sums.capturable and type(setup.exchange.sums).__name__
+    ),
     "divided state": Feature(
         lambda setup: (
             isinstance(setup.exchange, Partition) and setup.exchange.parts > 1 and _scheme(setup)

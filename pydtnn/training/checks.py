@@ -204,8 +204,8 @@ def check_options(setup: Setup) -> None:
     ValueError
     """
     check_groups(setup.model, setup.mesh)
-    setup.exchange.check(setup.optimizer)
     check_features(setup)
+    setup.exchange.check(setup.optimizer)
 
 
 def check_binding(optimizer: Optimizer, binding: object, model: Model | None = None) -> None:

@@ -14,7 +14,9 @@ from pydtnn.parallel.compression import COMPRESSORS, CompressedSums
 from pydtnn.parallel.compression.compressor import LossySums
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEMES
+from pydtnn.training.trainer import Trainer
 from tests.each import each
+from tests.small_training import small_model
 
 OPTIONS: dict[str, dict[str, Any]] = {"float": {"exponent": 5, "mantissa": 2}}
 """What compressors cannot do without."""
@@ -81,8 +83,6 @@ EXACT = {"exact": True, "global_batch_size": 8}
         ({"scheme": "gossip", "overlap": False}, "--no-overlap: gossip has no parameter `overlap`"),
         ({"compress": "top_k", "compress_options": {"share": 2}}, "share must be"),
         ({"compress_options": {"share": 0.1}}, "--compress-options requires --compress"),
-        ({"compress": "sign", "scheme": "local_sgd"}, "LocalSGD: ranks do not sum gradients, so"),
-        (EXACT | {"scheme": "stale"}, "StaleGradients: results depend on the number of ranks, so"),
         ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),
         (EXACT | {"compress": "sign"}, "--exact cannot be combined with --compress; omit it"),
         (EXACT | {"tuning": "measure"}, "--exact cannot be combined with --tuning measure; use"),
@@ -91,3 +91,15 @@ EXACT = {"exact": True, "global_batch_size": 8}
 def test_what_cannot_be_is_refused_in_one_sentence(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         exchange(**options)
+
+
+@each(
+    ("options", "message"),
+    [
+        ({"compress": "sign", "scheme": "local_sgd"}, "LocalSGD: ranks do not sum gradients, so"),
+        (EXACT | {"scheme": "stale"}, "StaleGradients: results depend on the number of ranks, so"),
+    ],
+)
+def test_a_trainer_refuses_sums_that_a_scheme_does_not_have(options, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer(small_model(), "sgd", exchange=exchange(**options))

@@ -189,7 +189,7 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm):
 def test_what_would_not_be_exact_is_refused():
     sums = partial(ExactSums, shards=SHARDS)
     with pytest.raises(ValueError, match="Alone: .* cannot be compressed or summed exactly"):
-        Alone(Serial(), sums=sums)
+        Trainer(small_model(), SGD(), exchange=Alone(Serial(), sums=sums))
     with pytest.raises(ValueError, match="accumulation must be 1"):
         Trainer(small_model(), SGD(), exchange=AllReduce(Serial(), sums=sums), accumulation=2)
     model = Model(Linear(2), (3,), backend=create_backend("cpu", tuning="measure"))

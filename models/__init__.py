@@ -11,108 +11,113 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.layers import Block, Layer, Net
-from pydtnn.models.alexnet import alexnet
-from pydtnn.models.cnn import cnn, cnn1d
-from pydtnn.models.cosmoflow import cosmoflow
-from pydtnn.models.densenet import (
-    cifar_densenet,
-    densenet40,
-    densenet100,
-    densenet121,
-    densenet161,
-    densenet169,
-    densenet201,
-    imagenet_densenet,
-)
-from pydtnn.models.googlenet import googlenet
-from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano, moe_gpt, moe_gpt_nano
-from pydtnn.models.inception import inception_v3
-from pydtnn.models.llama import llama, llama_nano
-from pydtnn.models.lstm import char_gru, char_lstm, char_rnn
-from pydtnn.models.mlp import mlp
-from pydtnn.models.mobilenet import mobilenet_v1, mobilenet_v2
-from pydtnn.models.resnet import (
-    cifar_resnet,
-    imagenet_resnet,
-    resnet8,
-    resnet18,
-    resnet20,
-    resnet32,
-    resnet34,
-    resnet44,
-    resnet50,
-    resnet56,
-    resnet101,
-    resnet110,
-    resnet152,
-    resnet1202,
-    resnext50,
-)
-from pydtnn.models.vgg import (
-    vgg,
-    vgg11,
-    vgg11_bn,
-    vgg13,
-    vgg13_bn,
-    vgg16,
-    vgg16_bn,
-    vgg19,
-    vgg19_bn,
-)
-from pydtnn.models.vit import vit, vit_b16, vit_small, vit_tiny
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import Named, lazy
 from pydtnn.utils.registry import Registry
 
-MODELS: dict[str, Callable[..., Block]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "cnn1d": cnn1d,
-    "alexnet": alexnet,
-    "vgg11": vgg11,
-    "vgg11_bn": vgg11_bn,
-    "vgg13": vgg13,
-    "vgg13_bn": vgg13_bn,
-    "vgg16": vgg16,
-    "vgg16_bn": vgg16_bn,
-    "vgg19": vgg19,
-    "vgg19_bn": vgg19_bn,
-    "resnet8": resnet8,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet44": resnet44,
-    "resnet56": resnet56,
-    "resnet110": resnet110,
-    "resnet1202": resnet1202,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
-    "resnet50": resnet50,
-    "resnet101": resnet101,
-    "resnet152": resnet152,
-    "resnext50": resnext50,
-    "densenet40": densenet40,
-    "densenet100": densenet100,
-    "densenet121": densenet121,
-    "densenet161": densenet161,
-    "densenet169": densenet169,
-    "densenet201": densenet201,
-    "googlenet": googlenet,
-    "inception_v3": inception_v3,
-    "gpt": gpt,
-    "gpt_nano": gpt_nano,
-    "gpt2_small": gpt2_small,
-    "moe_gpt": moe_gpt,
-    "moe_gpt_nano": moe_gpt_nano,
-    "llama": llama,
-    "llama_nano": llama_nano,
-    "char_lstm": char_lstm,
-    "char_gru": char_gru,
-    "vit_tiny": vit_tiny,
-    "vit_small": vit_small,
-    "vit_b16": vit_b16,
-    "mobilenet_v1": mobilenet_v1,
-    "mobilenet_v2": mobilenet_v2,
-    "cosmoflow": cosmoflow,
-}
+if TYPE_CHECKING:
+    from pydtnn.models.alexnet import alexnet
+    from pydtnn.models.cnn import cnn, cnn1d
+    from pydtnn.models.cosmoflow import cosmoflow
+    from pydtnn.models.densenet import (
+        cifar_densenet,
+        densenet40,
+        densenet100,
+        densenet121,
+        densenet161,
+        densenet169,
+        densenet201,
+        imagenet_densenet,
+    )
+    from pydtnn.models.googlenet import googlenet
+    from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano, moe_gpt, moe_gpt_nano
+    from pydtnn.models.inception import inception_v3
+    from pydtnn.models.llama import llama, llama_nano
+    from pydtnn.models.lstm import char_gru, char_lstm, char_rnn
+    from pydtnn.models.mlp import mlp
+    from pydtnn.models.mobilenet import mobilenet_v1, mobilenet_v2
+    from pydtnn.models.resnet import (
+        cifar_resnet,
+        imagenet_resnet,
+        resnet8,
+        resnet18,
+        resnet20,
+        resnet32,
+        resnet34,
+        resnet44,
+        resnet50,
+        resnet56,
+        resnet101,
+        resnet110,
+        resnet152,
+        resnet1202,
+        resnext50,
+    )
+    from pydtnn.models.vgg import (
+        vgg,
+        vgg11,
+        vgg11_bn,
+        vgg13,
+        vgg13_bn,
+        vgg16,
+        vgg16_bn,
+        vgg19,
+        vgg19_bn,
+    )
+    from pydtnn.models.vit import vit, vit_b16, vit_small, vit_tiny
+
+MODELS = Named(
+    __name__,
+    [
+        "mlp",
+        "cnn",
+        "cnn1d",
+        "alexnet",
+        "vgg11",
+        "vgg11_bn",
+        "vgg13",
+        "vgg13_bn",
+        "vgg16",
+        "vgg16_bn",
+        "vgg19",
+        "vgg19_bn",
+        "resnet8",
+        "resnet20",
+        "resnet32",
+        "resnet44",
+        "resnet56",
+        "resnet110",
+        "resnet1202",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "resnext50",
+        "densenet40",
+        "densenet100",
+        "densenet121",
+        "densenet161",
+        "densenet169",
+        "densenet201",
+        "googlenet",
+        "inception_v3",
+        "gpt",
+        "gpt_nano",
+        "gpt2_small",
+        "moe_gpt",
+        "moe_gpt_nano",
+        "llama",
+        "llama_nano",
+        "char_lstm",
+        "char_gru",
+        "vit_tiny",
+        "vit_small",
+        "vit_b16",
+        "mobilenet_v1",
+        "mobilenet_v2",
+        "cosmoflow",
+    ],
+)
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
 MODEL: Registry[Net] = Registry(
@@ -211,4 +216,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__)
+    __getattr__ = lazy(__name__)

@@ -40,6 +40,7 @@ from pydtnn.parallel.schemes import (
 )
 from pydtnn.tools.testing import check_layer, check_loss, check_plan, check_scheme
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils.lazy import Named
 from tests.each import each
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -55,7 +56,11 @@ def run(block: str, old: str = "", new: str = "") -> Any:
     """Execute a block, with a replacement, and return what it defines."""
     names: dict[str, Any] = {"np": np, "Layer": Layer, "Optimizer": Optimizer}
     names |= {"GradientExchange": GradientExchange, "Partition": Partition, "option": option}
-    names |= {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor} | vars(steps) | vars(layers)
+    names |= (
+        {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor}
+        | vars(steps)
+        | dict(Named("pydtnn.layers", layers.__all__))
+    )
     names |= {"check_plan": check_plan}
     names |= {name: getattr(collectives, name) for name in ("AllGather", "AllReduce")}
     if block == "check_plan":
@@ -207,7 +212,11 @@ def test_the_layer_in_a_plan_equals_serial_training():
     check_layer(block(3), (5, 4, 3), seed=1)
     exec(
         BLOCKS["check_squeeze_excite"],
-        vars(layers) | {"check_plan": check_plan, "SqueezeExcite": block},
+        {
+            **Named("pydtnn.layers", layers.__all__),
+            "check_plan": check_plan,
+            "SqueezeExcite": block,
+        },
     )
     net = [Conv2d(4, 3, padding=1), block(3, name="se"), Flatten(), Linear(3)]
     block.follow = lambda layer, draft, cut: draft.same(cut.axis, cut) or cut.dim in (0, 1)

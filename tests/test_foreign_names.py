@@ -30,6 +30,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.schedules import get_schedule
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import MissingNameError
+from pydtnn.utils.lazy import Named
 from pydtnn.utils.names import foreign_names
 from tests.each import each
 from tests.test_imports import python
@@ -60,7 +61,12 @@ def names() -> dict[str, Any]:
     model = Model(Sequential(Linear(4), ReLU(), Linear(3)), (4,), backend="numpy")
     dataset = ArrayDataset(X, Y)
     trainer = Trainer(model, SGD(0.1), exchange=AllReduce(Serial()))
-    known: dict[str, Any] = {**vars(layers), **vars(optimizers), **vars(callbacks), **vars(data)}
+    known: dict[str, Any] = {
+        **Named("pydtnn.layers", layers.__all__),
+        **Named("pydtnn.optimizers", optimizers.__all__),
+        **Named("pydtnn.callbacks", callbacks.__all__),
+        **Named("pydtnn.data", data.__all__),
+    }
     return {
         **{name: value for name, value in known.items() if not name.startswith("_")},
         **{"pydtnn": pydtnn, "layers": layers, "losses": losses, "metrics": metrics},
@@ -395,7 +401,10 @@ def unknown(answer: str, names: dict[str, Any]) -> Iterator[str]:
 @cache
 def parameters() -> set[str]:
     """The arguments of all layers and of the method that trains."""
-    kinds = [Trainer.fit, *(v for v in vars(layers).values() if isinstance(v, type))]
+    kinds = [
+        Trainer.fit,
+        *(v for v in Named("pydtnn.layers", layers.__all__).values() if isinstance(v, type)),
+    ]
     return {name for one in kinds for name in inspect.signature(one).parameters}
 
 

@@ -2,21 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
-from pydtnn.callbacks.balance import Balance
-from pydtnn.callbacks.checkpointing import Checkpointer
-from pydtnn.callbacks.history import HistoryWriter
-from pydtnn.callbacks.measurements import MeasurementWriter
-from pydtnn.callbacks.monitor import Monitor
-from pydtnn.callbacks.plateau import ReduceOnPlateau
-from pydtnn.callbacks.slow_ranks import SlowRanks
-from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
-from pydtnn.callbacks.tensorboard import TensorBoard
-from pydtnn.callbacks.trackers import MLflow, WandB
-from pydtnn.training.callback import Callback, FunctionCallback
-from pydtnn.training.equality import CheckEqual
-from pydtnn.training.progress import ProgressBar
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
+    from pydtnn.callbacks.balance import Balance
+    from pydtnn.callbacks.checkpointing import Checkpointer
+    from pydtnn.callbacks.history import HistoryWriter
+    from pydtnn.callbacks.measurements import MeasurementWriter
+    from pydtnn.callbacks.monitor import Monitor
+    from pydtnn.callbacks.plateau import ReduceOnPlateau
+    from pydtnn.callbacks.slow_ranks import SlowRanks
+    from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
+    from pydtnn.callbacks.tensorboard import TensorBoard
+    from pydtnn.callbacks.trackers import MLflow, WandB
+    from pydtnn.training.callback import Callback, FunctionCallback
+    from pydtnn.training.equality import CheckEqual
+    from pydtnn.training.progress import ProgressBar
 
 __all__ = [
     "EMA",
@@ -41,4 +43,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__)
+    __getattr__ = lazy(__name__)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydtnn.data import augment
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import homes, lazy
 
 if TYPE_CHECKING:
     from pydtnn.data.array import ArrayDataset as ArrayDataset
@@ -57,30 +56,7 @@ if TYPE_CHECKING:
     from pydtnn.data.weighted import WeightedDataset as WeightedDataset
     from pydtnn.data.weighted import balanced_weights as balanced_weights
 
-_HOMES = {
-    "ArrayDataset": "pydtnn.data.array",
-    **dict.fromkeys(augment.__all__, "pydtnn.data.augment"),
-    "Batch": "pydtnn.data.batch",
-    **dict.fromkeys(("load_cifar10", "load_cifar100"), "pydtnn.data.cifar"),
-    **dict.fromkeys(("Dataset", "Subset", "split_validation"), "pydtnn.data.dataset"),
-    "load_digits": "pydtnn.data.digits",
-    "load_folder": "pydtnn.data.folder",
-    "Loader": "pydtnn.data.loader",
-    "data_folder": "pydtnn.data.download",
-    **dict.fromkeys(("CutMix", "Mixing", "Mixup"), "pydtnn.data.mixing"),
-    "load_mnist": "pydtnn.data.mnist",
-    **dict.fromkeys(("DATASETS", "load_dataset"), "pydtnn.data.named"),
-    **dict.fromkeys(("pack_shards", "verify_shards"), "pydtnn.data.packing"),
-    "Prepare": "pydtnn.data.prepare",
-    "load_shards": "pydtnn.data.shards",
-    **dict.fromkeys(("Synthetic", "load_synthetic"), "pydtnn.data.synthetic"),
-    **dict.fromkeys(("TokenDataset", "load_text"), "pydtnn.data.text"),
-    **dict.fromkeys(("Tokenizer", "train_tokenizer"), "pydtnn.data.tokenizer"),
-    **dict.fromkeys(("WeightedDataset", "balanced_weights"), "pydtnn.data.weighted"),
-}
-"""Module of each name."""
-
-__all__ = sorted({*_HOMES} - {"AUGMENTATION", "WORDS_PER_SAMPLE"})
+__all__ = sorted(homes(__name__))
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__, _HOMES)
+    __getattr__ = lazy(__name__)

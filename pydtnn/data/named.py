@@ -6,26 +6,23 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.data.cifar import load_cifar10, load_cifar100
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.digits import load_digits
-from pydtnn.data.folder import load_folder
-from pydtnn.data.mnist import load_mnist
-from pydtnn.data.shards import load_shards
-from pydtnn.data.synthetic import load_synthetic
-from pydtnn.data.text import load_text
+from pydtnn.utils.lazy import Named
 from pydtnn.utils.registry import Factory, Registry
 
-DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
-    "cifar10": load_cifar10,
-    "cifar100": load_cifar100,
-    "digits": load_digits,
-    "folder": load_folder,
-    "mnist": load_mnist,
-    "shards": load_shards,
-    "synthetic": load_synthetic,
-    "text": load_text,
-}
+DATASETS = Named(
+    "pydtnn.data",
+    {
+        "cifar10": "load_cifar10",
+        "cifar100": "load_cifar100",
+        "digits": "load_digits",
+        "folder": "load_folder",
+        "mnist": "load_mnist",
+        "shards": "load_shards",
+        "synthetic": "load_synthetic",
+        "text": "load_text",
+    },
+)
 """Data sets by name: functions of keyword arguments that return training and test set."""
 
 DATASET: Registry[tuple[Dataset, Dataset]] = Registry(

@@ -2,46 +2,48 @@
 
 from typing import TYPE_CHECKING
 
-from pydtnn.layers.activation import (
-    ELU,
-    GELU,
-    Activation,
-    ArcTan,
-    HardSigmoid,
-    HardSwish,
-    LeakyReLU,
-    Log,
-    LogSoftmax,
-    ReLU,
-    ReLU6,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Softplus,
-    Tanh,
-)
-from pydtnn.layers.attention import DotProductAttention, MultiHeadAttention
-from pydtnn.layers.base import Cost, Layer, StepContext
-from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
-from pydtnn.layers.communicating import Communicating
-from pydtnn.layers.conv import Conv2d
-from pydtnn.layers.conv_transpose import ConvTranspose2d
-from pydtnn.layers.dropout import Dropout
-from pydtnn.layers.embedding import Embedding
-from pydtnn.layers.experts import Experts, MixtureOfExperts
-from pydtnn.layers.linear import Linear
-from pydtnn.layers.merge import Add, Concat, Multiply
-from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
-from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
-from pydtnn.layers.recurrent import GRU, LSTM, GRULayer, LSTMLayer
-from pydtnn.layers.rescale import Rescale
-from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
-from pydtnn.layers.rotary import Rotary
-from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
-from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
-from pydtnn.layers.upsample import Upsample
-from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.layers.activation import (
+        ELU,
+        GELU,
+        Activation,
+        ArcTan,
+        HardSigmoid,
+        HardSwish,
+        LeakyReLU,
+        Log,
+        LogSoftmax,
+        ReLU,
+        ReLU6,
+        Sigmoid,
+        SiLU,
+        Softmax,
+        Softplus,
+        Tanh,
+    )
+    from pydtnn.layers.attention import DotProductAttention, MultiHeadAttention
+    from pydtnn.layers.base import Cost, Layer, StepContext
+    from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
+    from pydtnn.layers.communicating import Communicating
+    from pydtnn.layers.conv import Conv2d
+    from pydtnn.layers.conv_transpose import ConvTranspose2d
+    from pydtnn.layers.dropout import Dropout
+    from pydtnn.layers.embedding import Embedding
+    from pydtnn.layers.experts import Experts, MixtureOfExperts
+    from pydtnn.layers.linear import Linear
+    from pydtnn.layers.merge import Add, Concat, Multiply
+    from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
+    from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+    from pydtnn.layers.recurrent import GRU, LSTM, GRULayer, LSTMLayer
+    from pydtnn.layers.rescale import Rescale
+    from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
+    from pydtnn.layers.rotary import Rotary
+    from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
+    from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
+    from pydtnn.layers.upsample import Upsample
+    from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 
 __all__ = [
     "ELU",
@@ -116,4 +118,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__)
+    __getattr__ = lazy(__name__)

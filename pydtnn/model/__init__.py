@@ -1,6 +1,14 @@
 """A network on a device: its graph, forward and backward loops, fusion, and memory estimates."""
 
-from pydtnn.model.generation import generate
-from pydtnn.model.model import Model
+from typing import TYPE_CHECKING
+
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.model.generation import generate
+    from pydtnn.model.model import Model
 
 __all__ = ["Model", "generate"]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, nodes
-from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
 from pydtnn.model.copying import put_together, take_apart
 from pydtnn.model.description import Layers, describe
@@ -36,7 +36,6 @@ from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.halves import FirstHalf, SecondHalf, second_half, suffix
 from pydtnn.model.load_report import LoadReport, checksum
-from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.parts import Part
 from pydtnn.model.passes import Ready, Reports, compose
 from pydtnn.model.pieces import Piece, part_piece
@@ -52,6 +51,9 @@ from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
+
+if TYPE_CHECKING:
+    from pydtnn.model.partition.apply import MeshLike, Plan
 
 
 def example_inputs(model: Model, batch: int, rng: np.random.Generator) -> tuple[Array, ...]:
@@ -204,6 +206,8 @@ class Model(NotCallable, StoresArguments, Predictor):
 
     cut_outputs = False
     observer: Observer | None = None
+    buffers: tuple[ParameterBuffer, ...]
+    formats: Formats | None
 
     def __init__(
         self,
@@ -244,14 +248,18 @@ class Model(NotCallable, StoresArguments, Predictor):
         self.mesh = mesh
         self.communicate: Communicate | None = None if mesh is None else mesh.communicate
         self.schedule = find(pipeline_schedule)
-        outputs, cut = partition(
-            self.graph,
-            outputs,
-            plan,
-            mesh,
-            input_gradient=input_gradient,
-            owners=partial(placement, self.schedule),
-        )
+        cut = None
+        if mesh is not None or plan is not None:
+            from pydtnn.model.partition.apply import partition  # only here: most of this package
+
+            outputs, cut = partition(
+                self.graph,
+                outputs,
+                plan,
+                mesh,
+                input_gradient=input_gradient,
+                owners=partial(placement, self.schedule),
+            )
         self.pipeline = create_pipeline(cut, mesh, self.backend, self.dtype, input_gradient)
         if fuse:
             outputs = fuse_graph(self.graph, outputs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Communicate, check_inputs
 from pydtnn.model.graph import Graph
-from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.partition.stages import PipelineCut, Stage
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.request import Request
 from pydtnn.utils.split import even_cuts
+
+if TYPE_CHECKING:
+    from pydtnn.model.partition.draft import MeshLike
+    from pydtnn.model.partition.stages import PipelineCut, Stage
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
 """Tags of the messages between stages, beside those of layers (`pydtnn.parallel.mesh`)."""
@@ -162,7 +164,7 @@ class Pipeline:
     def __init__(self, cut: PipelineCut, mesh: MeshLike, backend: Backend, dtype: np.dtype) -> None:
         self.rank, self.ranks = mesh.position[PIPELINE], mesh.shape[PIPELINE]
         self.owners, self.stages, self.shapes = cut.owners, cut.stages, cut.shapes
-        self.copies = cut.owners.copies_of(self.rank)
+        self.copies: tuple[int, ...] = cut.owners.copies_of(self.rank)
         self.output_shapes = cut.output_shapes
         self._mesh, self._backend, self._dtype = mesh, backend, dtype
         self._group: Group = cast(Group, mesh.group(PIPELINE))

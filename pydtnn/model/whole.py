@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.layers.parameters import Parameter, Part
 from pydtnn.layers.statistics import RUNNING, Statistic
 from pydtnn.model.load_report import LoadReport, compare, describe
-from pydtnn.model.partition.draft import MeshLike, RanksLike
 from pydtnn.model.pieces import Piece, part_piece, whole_piece
+
+if TYPE_CHECKING:
+    from pydtnn.model.partition.draft import MeshLike, RanksLike
 
 
 class WholeArrays:

@@ -10,7 +10,15 @@
 (3,)
 """
 
-from pydtnn.saving.folder import check_replaceable
-from pydtnn.saving.models import check_saveable, load, save_model
+from typing import TYPE_CHECKING
+
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.saving.folder import check_replaceable
+    from pydtnn.saving.models import check_saveable, load, save_model
 
 __all__ = ["check_replaceable", "check_saveable", "load", "save_model"]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

@@ -29,7 +29,7 @@ def library() -> Mapping[str, type]:
     return {
         name: kind
         for name in layers.__all__
-        if isinstance(kind := vars(layers).get(name), type)
+        if isinstance(kind := getattr(layers, name), type)
         and issubclass(kind, Layer | Block)
         and kind.__name__ == name
         and not inspect.isabstract(kind)

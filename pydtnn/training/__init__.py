@@ -1,9 +1,14 @@
 """Training: the trainer, one step, evaluation, checks before the start, and checkpoints."""
 
-from pydtnn.training.callback import Callback
-from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
-from pydtnn.training.rate_search import LearningRates, find_learning_rate
-from pydtnn.training.trainer import Trainer
+from typing import TYPE_CHECKING
+
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.training.callback import Callback
+    from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
+    from pydtnn.training.rate_search import LearningRates, find_learning_rate
+    from pydtnn.training.trainer import Trainer
 
 __all__ = [
     "Callback",
@@ -13,3 +18,6 @@ __all__ = [
     "Trainer",
     "find_learning_rate",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

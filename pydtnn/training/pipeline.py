@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm import Communicator, Request
 from pydtnn.data import Batch
@@ -13,7 +13,6 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Penalties
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
-from pydtnn.model.partition.stages import Stage
 from pydtnn.model.replay import Replays
 from pydtnn.model.stage import Pipeline, Transfer, inputs_of
 from pydtnn.parallel.pipeline import Action, actions_of
@@ -24,6 +23,9 @@ from pydtnn.training.gradient_check import OnReady, check_stored
 from pydtnn.training.mesh import group_of_copies
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
+
+if TYPE_CHECKING:
+    from pydtnn.model.partition.stages import Stage
 
 RECEIVES_AHEAD = 2
 """Messages whose receives are started before the action that needs the first of them."""

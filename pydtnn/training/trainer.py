@@ -23,8 +23,6 @@ from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import Schedule, find
-from pydtnn.saving import save_model
-from pydtnn.saving.models import inputs_from_json, inputs_to_json
 from pydtnn.training import batch_checks, checks
 from pydtnn.training.batch_checks import micro_batches_of
 from pydtnn.training.callback import (
@@ -481,6 +479,8 @@ class Trainer(SuggestsNames):
 
         Collective: all ranks call it after the same step.
         """
+        from pydtnn.saving.models import inputs_to_json  # of checkpoints and saved models only
+
         checks.check_binding(self.optimizer, self.binding, self.model)
         self.add_up_losses()
         return {
@@ -504,6 +504,8 @@ class Trainer(SuggestsNames):
         """
         position = read_position(self.setup, state)
         if "trained_on" in state:  # not in checkpoints of earlier versions
+            from pydtnn.saving.models import inputs_from_json
+
             self.model.inputs = inputs_from_json(state["trained_on"])[1]
         self._plan, self._loaded = dict(state["plan"]), True
         self.epoch, self.step, self.history, self.totals = position
@@ -703,6 +705,8 @@ class Trainer(SuggestsNames):
         AgreedError
             On all ranks, if it cannot be written, or an option of a layer cannot be saved.
         """
+        from pydtnn.saving import save_model
+
         with collective(self.comm, "Trainer.save"), evaluated(self):
             state = self.model.state()
             on_rank_0(self.comm, save_model, self.model, path, state)

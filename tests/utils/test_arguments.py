@@ -29,6 +29,7 @@ from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.schedules import Constant
 from pydtnn.utils.arguments import construction_of
+from pydtnn.utils.lazy import Named
 from tests.each import each
 
 
@@ -99,7 +100,7 @@ LAYERS = [
 @each("layer", LAYERS)
 def test_what_a_layer_shows_makes_an_equal_one(layer):
     shown = repr(layer)
-    again = eval(shown, dict(vars(layers)))
+    again = eval(shown, dict(Named("pydtnn.layers", layers.__all__)))
     assert type(again) is type(layer)
     assert repr(again) == shown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import homes, lazy
 
 if TYPE_CHECKING:
     from pydtnn.data.augment.augmentation import WORDS_PER_SAMPLE as WORDS_PER_SAMPLE
@@ -22,22 +22,7 @@ if TYPE_CHECKING:
     from pydtnn.data.augment.simple import RandomCrop as RandomCrop
     from pydtnn.data.augment.simple import RandomErasing as RandomErasing
 
-_HOMES = {
-    **dict.fromkeys(("WORDS_PER_SAMPLE", "Augmentation"), "pydtnn.data.augment.augmentation"),
-    "AutoAugment": "pydtnn.data.augment.randaugment",
-    "RandomErasing": "pydtnn.data.augment.simple",
-    "ColorJitter": "pydtnn.data.augment.jitter",
-    **dict.fromkeys(
-        ("AUGMENTATION", "AUGMENTATIONS", "create_augmentations"), "pydtnn.data.augment.named"
-    ),
-    "PixelAugmentation": "pydtnn.data.augment.operations",
-    "RandAugment": "pydtnn.data.augment.randaugment",
-    "RandomResizedCrop": "pydtnn.data.augment.resized_crop",
-    **dict.fromkeys(("Cutout", "HorizontalFlip", "RandomCrop"), "pydtnn.data.augment.simple"),
-}
-"""Module of each name."""
-
-__all__ = sorted(_HOMES)
+__all__ = sorted(homes(__name__))
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__, _HOMES)
+    __getattr__ = lazy(__name__)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from pydtnn.data.augment.augmentation import Augmentation
-from pydtnn.data.augment.jitter import ColorJitter
-from pydtnn.data.augment.randaugment import AutoAugment, RandAugment
-from pydtnn.data.augment.resized_crop import RandomResizedCrop
-from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop, RandomErasing
+from pydtnn.utils.lazy import Named
 from pydtnn.utils.registry import Factory, Registry
 
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
-    "crop": RandomCrop,
-    "resized_crop": RandomResizedCrop,
-    "flip": HorizontalFlip,
-    "jitter": ColorJitter,
-    "randaugment": RandAugment,
-    "autoaugment": AutoAugment,
-    "cutout": Cutout,
-    "erasing": RandomErasing,
-}
+AUGMENTATIONS = Named(
+    "pydtnn.data.augment",
+    {
+        "crop": "RandomCrop",
+        "resized_crop": "RandomResizedCrop",
+        "flip": "HorizontalFlip",
+        "jitter": "ColorJitter",
+        "randaugment": "RandAugment",
+        "autoaugment": "AutoAugment",
+        "cutout": "Cutout",
+        "erasing": "RandomErasing",
+    },
+)
 """Augmentations by their name on the command line, in the usual order."""
 
 AUGMENTATION: Registry[Augmentation] = Registry(

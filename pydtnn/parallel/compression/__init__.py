@@ -8,17 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context
-from pydtnn.parallel.compression.floats import any_float, bfloat16, float16
-from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
-from pydtnn.parallel.compression.ok_topk import OkTopk, ok_topk
-from pydtnn.parallel.compression.quantised import int8, sign, sign_vote
-from pydtnn.parallel.compression.sparse import dgc, random_k, top_k
 from pydtnn.parallel.sums import Sums
+from pydtnn.utils.lazy import Named, lazy
 from pydtnn.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from pydtnn.parallel.compression.floats import any_float as any_float
+    from pydtnn.parallel.compression.floats import bfloat16 as bfloat16
+    from pydtnn.parallel.compression.floats import float16 as float16
+    from pydtnn.parallel.compression.low_rank import PowerSGD as PowerSGD
+    from pydtnn.parallel.compression.low_rank import power_sgd as power_sgd
+    from pydtnn.parallel.compression.ok_topk import OkTopk as OkTopk
+    from pydtnn.parallel.compression.ok_topk import ok_topk as ok_topk
+    from pydtnn.parallel.compression.quantised import int8 as int8
+    from pydtnn.parallel.compression.quantised import sign as sign
+    from pydtnn.parallel.compression.quantised import sign_vote as sign_vote
+    from pydtnn.parallel.compression.sparse import dgc as dgc
+    from pydtnn.parallel.compression.sparse import random_k as random_k
+    from pydtnn.parallel.compression.sparse import top_k as top_k
 
 __all__ = [
     "COMPRESSORS",
@@ -30,19 +41,22 @@ __all__ = [
     "create_sums",
 ]
 
-COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
-    "float16": float16,
-    "bfloat16": bfloat16,
-    "float": any_float,
-    "int8": int8,
-    "top_k": top_k,
-    "random_k": random_k,
-    "sign": sign,
-    "sign_vote": sign_vote,
-    "dgc": dgc,
-    "ok_topk": ok_topk,
-    "power_sgd": power_sgd,
-}
+COMPRESSORS = Named(
+    __name__,
+    {
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "float": "any_float",
+        "int8": "int8",
+        "top_k": "top_k",
+        "random_k": "random_k",
+        "sign": "sign",
+        "sign_vote": "sign_vote",
+        "dgc": "dgc",
+        "ok_topk": "ok_topk",
+        "power_sgd": "power_sgd",
+    },
+)
 """Compressors by name on the command line."""
 
 ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "oktopk": "ok_topk", "randomk": "random_k"}
@@ -79,3 +93,7 @@ def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Com
     ValueError: top_k: share must be above 0 and at most 1, got 2.0
     """
     return COMPRESSOR.find(name).make(options)
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

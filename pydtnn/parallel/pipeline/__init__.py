@@ -1,30 +1,35 @@
 """Pipeline schedules as data: generated, verified and drawn without communication."""
 
-from pydtnn.parallel.pipeline.check import Timeline, check
-from pydtnn.parallel.pipeline.schedules import (
-    PIPELINE_SCHEDULES,
-    Action,
-    PipelineError,
-    Schedule,
-    actions_of,
-    backward,
-    backward_inputs,
-    backward_parameters,
-    bubble,
-    chimera,
-    dualpipe,
-    eager_one_forward_one_backward,
-    find,
-    forward,
-    gpipe,
-    interleaved,
-    is_possible,
-    one_forward_one_backward,
-    placement,
-    zb_2p,
-    zb_h1,
-    zb_v,
-)
+from typing import TYPE_CHECKING
+
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.parallel.pipeline.check import Timeline, check
+    from pydtnn.parallel.pipeline.schedules import (
+        PIPELINE_SCHEDULES,
+        Action,
+        PipelineError,
+        Schedule,
+        actions_of,
+        backward,
+        backward_inputs,
+        backward_parameters,
+        bubble,
+        chimera,
+        dualpipe,
+        eager_one_forward_one_backward,
+        find,
+        forward,
+        gpipe,
+        interleaved,
+        is_possible,
+        one_forward_one_backward,
+        placement,
+        zb_2p,
+        zb_h1,
+        zb_v,
+    )
 
 __all__ = [
     "PIPELINE_SCHEDULES",
@@ -52,3 +57,6 @@ __all__ = [
     "zb_h1",
     "zb_v",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

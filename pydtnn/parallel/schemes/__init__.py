@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes.diloco import DiLoCo, StreamingDiLoCo
-from pydtnn.parallel.schemes.elastic import ElasticAveraging
-from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
-from pydtnn.parallel.schemes.hierarchical import Hierarchical
-from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
-from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam
-from pydtnn.parallel.schemes.parameter_server import ParameterServer
-from pydtnn.parallel.schemes.push_sum import GradientPush
-from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
-from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
-from pydtnn.parallel.schemes.slow_momentum import SlowMo
-from pydtnn.parallel.schemes.stale import StaleGradients
-from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.utils.lazy import Named, lazy
 from pydtnn.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from pydtnn.parallel.exchange import AllReduce
+    from pydtnn.parallel.schemes.diloco import DiLoCo, StreamingDiLoCo
+    from pydtnn.parallel.schemes.elastic import ElasticAveraging
+    from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
+    from pydtnn.parallel.schemes.hierarchical import Hierarchical
+    from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
+    from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam
+    from pydtnn.parallel.schemes.parameter_server import ParameterServer
+    from pydtnn.parallel.schemes.push_sum import GradientPush
+    from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
+    from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
+    from pydtnn.parallel.schemes.slow_momentum import SlowMo
+    from pydtnn.parallel.schemes.stale import StaleGradients
+    from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous
 
 __all__ = [
     "GRAPHS",
@@ -47,25 +51,28 @@ __all__ = [
     "swap",
 ]
 
-SCHEMES: dict[str, type[GradientExchange]] = {
-    "allreduce": AllReduce,
-    "sharded": ShardedOptimizer,
-    "sharded_gradients": ShardedGradients,
-    "sharded_parameters": ShardedParameters,
-    "local_sgd": LocalSGD,
-    "post_local_sgd": PostLocalSGD,
-    "diloco": DiLoCo,
-    "streaming_diloco": StreamingDiLoCo,
-    "slow_momentum": SlowMo,
-    "one_bit_adam": OneBitAdam,
-    "elastic": ElasticAveraging,
-    "gossip": Gossip,
-    "gradient_push": GradientPush,
-    "stale": StaleGradients,
-    "stale_synchronous": StaleSynchronous,
-    "hierarchical": Hierarchical,
-    "parameter_server": ParameterServer,
-}
+SCHEMES = Named(
+    __name__,
+    {
+        "allreduce": "AllReduce",
+        "sharded": "ShardedOptimizer",
+        "sharded_gradients": "ShardedGradients",
+        "sharded_parameters": "ShardedParameters",
+        "local_sgd": "LocalSGD",
+        "post_local_sgd": "PostLocalSGD",
+        "diloco": "DiLoCo",
+        "streaming_diloco": "StreamingDiLoCo",
+        "slow_momentum": "SlowMo",
+        "one_bit_adam": "OneBitAdam",
+        "elastic": "ElasticAveraging",
+        "gossip": "Gossip",
+        "gradient_push": "GradientPush",
+        "stale": "StaleGradients",
+        "stale_synchronous": "StaleSynchronous",
+        "hierarchical": "Hierarchical",
+        "parameter_server": "ParameterServer",
+    },
+)
 """Schemes by name on the command line."""
 
 SCHEME: Registry[GradientExchange] = Registry(
@@ -94,3 +101,7 @@ def create_scheme(
         of range.
     """
     return SCHEME.find(name).make(options, comm)
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from pydtnn.tools.perfmodel.compute import ComputeCosts, Label
@@ -13,15 +13,5 @@ if TYPE_CHECKING:
 
 __all__ = ["ComputeCosts", "Label", "Platform", "Prediction", "Workload", "predict"]
 
-_HOMES = {
-    "ComputeCosts": "pydtnn.tools.perfmodel.compute",
-    "Label": "pydtnn.tools.perfmodel.compute",
-    "Platform": "pydtnn.tools.perfmodel.platform",
-    "Prediction": "pydtnn.tools.perfmodel.prediction",
-    "Workload": "pydtnn.training.workload",
-    "predict": "pydtnn.tools.perfmodel.virtual.steps",
-}
-"""Modules of the public names; a run imports those that predict it."""
-
 if not TYPE_CHECKING:
-    __getattr__ = module_getattr(__name__, _HOMES)
+    __getattr__ = lazy(__name__)

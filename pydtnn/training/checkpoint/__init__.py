@@ -6,10 +6,15 @@ or path, and its arrays have the parameters' names and shapes, independently of 
 buckets: the same state gives the same bytes.
 """
 
-from pydtnn.training.checkpoint.content import Stateful
-from pydtnn.training.checkpoint.folder import find_checkpoints, tidy
-from pydtnn.training.checkpoint.loading import load_checkpoint, read_configuration, read_weights
-from pydtnn.training.checkpoint.saving import save_checkpoint
+from typing import TYPE_CHECKING
+
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.training.checkpoint.content import Stateful
+    from pydtnn.training.checkpoint.folder import find_checkpoints, tidy
+    from pydtnn.training.checkpoint.loading import load_checkpoint, read_configuration, read_weights
+    from pydtnn.training.checkpoint.saving import save_checkpoint
 
 __all__ = [
     "Stateful",
@@ -20,3 +25,6 @@ __all__ = [
     "save_checkpoint",
     "tidy",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy(__name__)

@@ -32,9 +32,9 @@ from benchmarks.common.work import WORK, Work, create_several, create_trainer, r
 from pydtnn import Mesh
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import Batch
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import assign_shards
 from pydtnn.kernels import create_backend
-from pydtnn.parallel.pipeline import check
+from pydtnn.model.pipeline import check
 from pydtnn.training.preparation import autotune
 from pydtnn.training.trainer import Trainer
 
@@ -116,7 +116,7 @@ class Side:
         x, target = own.data()
         part = model.graph.inputs[0].part
         x = x if part is None else x[:, *part].copy()
-        rows, shards = own_shards(own.batch, comm.size * parts, comm.rank, comm.size)
+        rows, shards = assign_shards(own.batch, comm.size * parts, comm.rank, comm.size)
         samples = np.arange(own.batch)[rows]
         self.batch = Batch(x[rows], target[rows], samples, 0, own.batch, shards)
 

@@ -37,7 +37,7 @@ from pydtnn.tools.perfmodel.job import platform_of, predict_job
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.search import search
-from pydtnn.training.workload import Rank, Workload
+from pydtnn.training.workload import Workload, WorkloadRank
 from pydtnn.utils import clock
 from pydtnn.utils.units import parse_shape
 
@@ -116,7 +116,7 @@ def measure(comm: Communicator, work: Workload, args: argparse.Namespace) -> flo
     work = replace(work, threads=threads_per_rank(comm)).in_micro_batches()
     rank, error = None, None
     try:
-        rank = Rank(work, comm)
+        rank = WorkloadRank(work, comm)
     except ValueError as problem:
         error = problem
     agree(comm, error)

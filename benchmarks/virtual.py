@@ -17,8 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pydtnn.comm.schedules.picture import INK, LINE, QUIET
-from pydtnn.utils.figures import PALETTE, STYLE
+from pydtnn.utils.figures import INK, LINE, PALETTE, QUIET, STYLE
 
 COLORS = (PALETTE[0], PALETTE[4], PALETTE[7], PALETTE[2])
 

@@ -22,7 +22,6 @@ from PIL import Image
 import pydtnn
 from pydtnn import Model, Trainer, create_backend, load_dataset, run_threads
 from pydtnn.callbacks import Callback
-from pydtnn.comm.schedules.picture import BAND, INK, LINE, QUIET
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
@@ -30,7 +29,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ElasticAveraging, Gossip, LocalSGD, StaleGradients
 from pydtnn.tools.tracing import load_timeline
-from pydtnn.utils.figures import PALETTE, STYLE
+from pydtnn.utils.figures import BAND, INK, LINE, PALETTE, QUIET, STYLE
 from pydtnn.utils.observer import Kind
 
 SIZE = (7.2, 4.2)

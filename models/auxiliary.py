@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydtnn.layers import Block, Net
-from pydtnn.layers.blocks import Graph
+from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.node import Node, Outputs, nodes
 
 
@@ -34,7 +34,7 @@ class Heads(Block):
             raise ValueError(f"Heads: expected names of parts, got {', '.join(sorted(unknown))}")
         self.parts, self.heads = parts, heads
 
-    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
         """Connect each part to the one before, and each head to its part."""
         outputs: list[Node] = []
         for part in self.parts:

@@ -19,7 +19,7 @@ from pydtnn.layers import (
     ReLU,
     Sequential,
 )
-from pydtnn.layers.blocks import Graph
+from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.node import Node, nodes
 from pydtnn.models.images import image_size, is_small
 from pydtnn.utils.validate import check_float, check_int
@@ -50,7 +50,7 @@ class Dense(Block):
         super().__init__(name=name)
         self.body = body
 
-    def wire(self, graph: Graph, *inputs: Node) -> Node:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect the body to the input, and the concatenation to both."""
         added = nodes(graph.add(self.body, *inputs, label="body"))
         return graph.add(Concat(name="concat"), *inputs, *added)

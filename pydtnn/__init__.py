@@ -13,7 +13,7 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pydtnn.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import pydtnn.models as models

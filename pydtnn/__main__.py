@@ -8,10 +8,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-from pydtnn import __version__
 from pydtnn.utils.command import printing
 from pydtnn.utils.errors import printable
 from pydtnn.utils.names import unknown
+from pydtnn.utils.version import __version__
 
 COMMANDS = {
     "train": "train a network on this process, or on the ranks of mpirun",
@@ -28,7 +28,7 @@ COMMANDS = {
     "data": "pack folders of images, and look at data sets",
     "interchange": "convert weights and networks of other programs",
     "comm": "draw and check allreduce schedules",
-    "parallel.pipeline": "draw schedules of pipelines",
+    "model.pipeline": "draw schedules of pipelines",
     "testing": "check a scheme, layer, loss or plan",
     "completion": "complete commands and options in bash, zsh and fish",
 }

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydtnn.cli.child import ENDING, Ended, run_child
+from pydtnn.cli.child import ENDING, ProgramEnd, run_child
 from pydtnn.cli.config import TrainConfig, typed
 from pydtnn.cli.hosts import PROBE, place, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments
@@ -33,7 +33,7 @@ from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.training.run_folder import RUN_FILE, is_run, read_about
 from pydtnn.utils.command import HelpFormatter, Parser, printing
 from pydtnn.utils.errors import NotSavedError, describe, printable, requested_traceback
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 
 EXAMPLES = """examples:
   python -m pydtnn.launch -- mpirun -np 8 python -m pydtnn.train --model resnet44
@@ -41,7 +41,7 @@ EXAMPLES = """examples:
       python -m pydtnn.train --dataset cifar10 --global-batch-size 512 --output-dir runs/mine
 """
 
-MOST_STALLED = 2
+MAX_STALLED_RESTARTS = 2
 """Restarts in a row without a newer checkpoint after which no further one is made."""
 
 UNLOCK_S = 60.0
@@ -228,19 +228,19 @@ class Launch:
                 if not failed(ended, began=began, complete=began and after.ended):
                     return ended.status
                 stalled = stalled + 1 if number and after.step <= before.step else 0
-                if stalled == MOST_STALLED or number == self._restarts:
-                    _say(f"{reason(ended)}; {self._why_given_up(stalled, after)}")
+                if stalled == MAX_STALLED_RESTARTS or number == self._restarts:
+                    _report(f"{reason(ended)}; {self._why_given_up(stalled, after)}")
                     return ended.status
                 number += 1
                 lost = self._leave_out_silent_hosts()
                 if lost and not self._placement.hosts:
-                    _say(f"{reason(ended)}; given up: no host answers ({self._probe})")
+                    _report(f"{reason(ended)}; given up: no host answers ({self._probe})")
                     return ended.status
                 _wait_until_unlocked(folder)
                 start = "the beginning" if after.checkpoint is None else str(after.checkpoint)
                 ranks = f" on {self._placement.ranks} ranks" if self._placement.ranks else ""
-                without = f", without {some(lost)}{ranks}" if lost else ""
-                _say(
+                without = f", without {shorten(lost)}{ranks}" if lost else ""
+                _report(
                     f"restart {number} of {self._restarts}: {reason(ended)}; continuing from "
                     f"{start}{without}"
                 )
@@ -248,7 +248,7 @@ class Launch:
 
     def _why_given_up(self, stalled: int, after: Progress) -> str:
         """Return why there is no further restart, and from where to continue."""
-        if stalled == MOST_STALLED:
+        if stalled == MAX_STALLED_RESTARTS:
             why = f"given up: {stalled} restarts in a row have written no checkpoint"
         else:
             why = f"given up after {self._restarts} restart{'s' * (self._restarts != 1)}"
@@ -310,14 +310,14 @@ class Launch:
         try:
             lost = silent_hosts(self._placement.hosts, self._probe)
         except OSError as error:
-            _say(f"hosts were not tested, since --probe cannot be run ({describe(error)})")
+            _report(f"hosts were not tested, since --probe cannot be run ({describe(error)})")
             return []
         if lost:
             self._placement = self._placement.without(lost)
         return lost
 
 
-def failed(ended: Ended, *, began: bool, complete: bool) -> bool:
+def failed(ended: ProgramEnd, *, began: bool, complete: bool) -> bool:
     """Return whether a run has failed, so that it is to be started again.
 
     Parameters
@@ -336,7 +336,7 @@ def failed(ended: Ended, *, began: bool, complete: bool) -> bool:
     return began or ended.status != USER_ERROR
 
 
-def reason(ended: Ended) -> str:
+def reason(ended: ProgramEnd) -> str:
     """Return what has failed: the last error of a rank, and the status."""
     found = _REASON.findall(ended.errors)
     found = [line for line in found if f": {UNEXPECTED}; " in line] or found
@@ -376,7 +376,7 @@ def _wait_until_unlocked(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(f"pydtnn.launch: {printable(text)}", file=sys.stderr, flush=True)
 

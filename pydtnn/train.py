@@ -14,7 +14,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import Arguments
 from pydtnn.comm import Communicator, create_communicator, require_equal
@@ -30,6 +29,7 @@ from pydtnn.utils.errors import AgreedError, describe, printable, requested_trac
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
 from pydtnn.utils.tools import find_tool
+from pydtnn.utils.version import __version__
 
 _log = logging.getLogger("pydtnn.train")
 

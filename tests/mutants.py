@@ -41,7 +41,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple
 
-from pydtnn.utils.machine import cores_here
+from pydtnn.utils.machine import available_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".toml")
@@ -448,7 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=int(f"{date.today():%Y%m%d}"), help="by default the day")
     add("--count", type=int, default=200, help="mutants to draw (default: %(default)s)")
     add("--circle", choices=CIRCLES, default="fast", help="tests that are run")
-    add("--jobs", type=int, default=len(cores_here()), help="mutants at a time")
+    add("--jobs", type=int, default=len(available_cores()), help="mutants at a time")
     add("--budget", type=float, default=1800, metavar="SECONDS", help="for tests of other modules")
     add("--at-least", type=float, default=90, metavar="PERCENT", help="that are to be killed")
     add("--results", type=Path, help="by default build/mutants/SEED.jsonl")

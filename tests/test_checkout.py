@@ -24,7 +24,7 @@ def python(
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of little more than what is imported first."""
-    for file in ("__init__.py", "utils/moved.py"):
+    for file in ("__init__.py", "utils/moved.py", "utils/version.py"):
         (tmp_path / "checkout" / "pydtnn" / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "pydtnn" / file, tmp_path / "checkout" / "pydtnn" / file)
     (tmp_path / "checkout" / "models").mkdir()

@@ -22,9 +22,8 @@ from pydtnn.data import ArrayDataset, Dataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Conv2d, Flatten, GlobalAvgPool2d, Layer, Linear, Sequential, collectives
 from pydtnn.losses import Loss
-from pydtnn.model import Model
+from pydtnn.model import Model, pipeline
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.parallel import pipeline
 from pydtnn.parallel.compression import Compressor
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh

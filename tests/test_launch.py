@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.child import Ended
+from pydtnn.cli.child import ProgramEnd
 from pydtnn.launch import UNEXPECTED, Launch, failed, find_options, main, reason
 from pydtnn.training.checkpoint import find_checkpoints
 from tests.each import each
@@ -86,15 +86,15 @@ def test_the_options_of_train_are_found_in_a_command():
     ],
 )
 def test_failures_are_told_from_refused_options(status, signals, began, complete, expected):
-    assert failed(Ended(status, signals, ""), began=began, complete=complete) is expected
+    assert failed(ProgramEnd(status, signals, ""), began=began, complete=complete) is expected
 
 
 def test_the_reason_is_what_a_rank_has_reported():
     killed, consequence = f"rank 2: {UNEXPECTED}; it crashed", "rank 0: Exception: MPI"
-    assert reason(Ended(75, [], f"{killed}.\n{consequence}\n")) == f"{killed} (status 75)"
-    assert reason(Ended(75, [], f"a\n{consequence}\n")) == f"{consequence} (status 75)"
-    assert reason(Ended(9, [], "nothing\n")) == "the run has ended (status 9)"
-    assert reason(Ended(1, [], "a\nthe loss is NaN\n")) == "the loss is NaN (status 1)"
+    assert reason(ProgramEnd(75, [], f"{killed}.\n{consequence}\n")) == f"{killed} (status 75)"
+    assert reason(ProgramEnd(75, [], f"a\n{consequence}\n")) == f"{consequence} (status 75)"
+    assert reason(ProgramEnd(9, [], "nothing\n")) == "the run has ended (status 9)"
+    assert reason(ProgramEnd(1, [], "a\nthe loss is NaN\n")) == "the loss is NaN (status 1)"
 
 
 @each(

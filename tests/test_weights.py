@@ -12,12 +12,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load, save
 
-from pydtnn import __version__
 from pydtnn.callbacks import BestWeights
 from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.saving.weights import decode, encode, load_weights, renamed, save_weights
 from pydtnn.utils import files
+from pydtnn.utils.version import __version__
 from tests.each import each
 from tests.small_training import small_fit, small_model, small_trainer
 

@@ -29,7 +29,7 @@ from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import Processor, SharedCores
 from pydtnn.tools.perfmodel.virtual.steps import STEPS, simulate
 from pydtnn.training.preparation import autotune
-from pydtnn.training.workload import Rank, Workload, period
+from pydtnn.training.workload import Workload, WorkloadRank, period
 from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3
@@ -45,7 +45,7 @@ MIN_STEPS_AND_TURNS = 2
 MIB = 1 << 20
 
 
-def seconds_of(rank: Rank, comm: Communicator, steps: int) -> list[float]:
+def seconds_of(rank: WorkloadRank, comm: Communicator, steps: int) -> list[float]:
     """Train; return the seconds of each period of steps, per step."""
     found = []
     comm.barrier()
@@ -64,7 +64,7 @@ def compare(
     """Predict and measure a workload; return the result, complete on rank 0."""
     restart_peak()
     before = resident()
-    rank = Rank(workload, comm)
+    rank = WorkloadRank(workload, comm)
     autotune(rank.trainer.model, comm, rank.largest, training=True)
     restart_peak()  # that of tuning, which is not in a step
     length = period(workload)

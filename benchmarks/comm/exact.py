@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common.report import Report
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import assign_shards
 from pydtnn.training.checkpoint import find_checkpoints
 
 BATCH, SHARDS, STEPS = 128, 8, 20
@@ -90,7 +90,7 @@ def same_bytes(args: argparse.Namespace, report: Report) -> bool:
     report.line(f"{'ranks':>5} {'threads':>8} {'samples of a rank':>24}  SHA-256")
     found = set()
     for ranks in RANKS:
-        rows = [own_shards(BATCH, SHARDS, rank, ranks)[0] for rank in range(ranks)]
+        rows = [assign_shards(BATCH, SHARDS, rank, ranks)[0] for rank in range(ranks)]
         samples = "/".join(str(one.stop - one.start) for one in rows)
         for threads in (1, 2):
             with tempfile.TemporaryDirectory() as name:

@@ -24,7 +24,7 @@ from pydtnn.tools.perfmodel.calibration.sample import processor_clock
 from pydtnn.tools.perfmodel.compute import AnalyticCosts, Label
 from pydtnn.tools.perfmodel.compute.classes import classify
 from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.training.workload import Rank, Workload
+from pydtnn.training.workload import Workload, WorkloadRank
 from pydtnn.utils.observer import Kind, Observer
 
 CASES = {
@@ -57,17 +57,19 @@ class Passes(Observer):
         self.times[kind, name].append(self.clock() - start)
 
 
-def measure(workload: Workload, steps: int) -> tuple[float, dict[tuple[str, str], float], Rank]:
+def measure(
+    workload: Workload, steps: int
+) -> tuple[float, dict[tuple[str, str], float], WorkloadRank]:
     """Return the time of a step and those of the passes of its layers, in s."""
     clock = processor_clock(workload.threads)
-    plain = Rank(workload, Serial())
+    plain = WorkloadRank(workload, Serial())
     whole = []
     for _ in range(WARM_UP + steps):
         start = clock()
         plain.trainer.train_step(plain.batch)
         whole.append(clock() - start)
     passes = Passes(clock)
-    rank = Rank(workload, Serial(), observers=[passes])
+    rank = WorkloadRank(workload, Serial(), observers=[passes])
     with rank.trainer.setup.observed():
         for _ in range(WARM_UP + steps):
             rank.trainer.train_step(rank.batch)
@@ -79,7 +81,9 @@ def measure(workload: Workload, steps: int) -> tuple[float, dict[tuple[str, str]
     return statistics.median(sorted(whole[WARM_UP:])[: max(steps // 2, 1)]), layers, rank
 
 
-def predict(costs: AnalyticCosts, rank: Rank, bandwidth: float, batch: int) -> dict[Label, float]:
+def predict(
+    costs: AnalyticCosts, rank: WorkloadRank, bandwidth: float, batch: int
+) -> dict[Label, float]:
     """Return the times of the passes of all layers, of the update, and of Python."""
     graph = rank.trainer.model.graph
     found = {}
@@ -141,7 +145,7 @@ def main() -> None:
 
 def by_class(
     report: Report,
-    rank: Rank,
+    rank: WorkloadRank,
     layers: dict[tuple[str, str], float],
     step: float,
     found: dict[str, dict[Label, float]],

@@ -201,7 +201,7 @@ class Job:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-class Parts(NamedTuple):
+class RunParts(NamedTuple):
     """What a configuration and a training set determine, before there is a model."""
 
     work: Workload
@@ -214,7 +214,7 @@ class Parts(NamedTuple):
 
 def create_parts(
     config: TrainConfig, train: Dataset, axes: Mapping[str, int], group: Communicator, ranks: int
-) -> Parts:
+) -> RunParts:
     """Create the parts of a run of a mesh with these axes, whose ranks have parts of a batch.
 
     Raises
@@ -241,7 +241,7 @@ def create_parts(
     metrics = create_metrics(config, loss)
     auxiliary = read_auxiliary_weights(config.auxiliary_weights)
     monitor = choose_monitor(config, metrics)
-    return Parts(work, steps, loss, metrics, auxiliary, monitor)
+    return RunParts(work, steps, loss, metrics, auxiliary, monitor)
 
 
 def create_job(
@@ -321,7 +321,7 @@ def create_job(
 
 
 def create_model(
-    config: TrainConfig, parts: Parts, train: Dataset, threads: int, mesh: Mesh | None
+    config: TrainConfig, parts: RunParts, train: Dataset, threads: int, mesh: Mesh | None
 ) -> Model:
     """Create the model and check that it can be trained with these parts, and saved."""
     work, begin = parts.work, clock.now()
@@ -426,7 +426,7 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
 
 
 def create_callbacks(
-    config: TrainConfig, comm: Communicator, directory: Path, parts: Parts, meter: StepMeter
+    config: TrainConfig, comm: Communicator, directory: Path, parts: RunParts, meter: StepMeter
 ) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others follows them."""
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]

@@ -20,7 +20,7 @@ PASSED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.5
 """Seconds between two looks at the program if no signal arrives."""
 
-KEPT_B = 1 << 16
+STDERR_TAIL_B = 1 << 16
 """Length of the end of the standard error that is kept, in B."""
 
 DRAIN_S = 2.0
@@ -30,7 +30,7 @@ _FROM_KERNEL = 0x80  # SI_KERNEL of Linux: a terminal sends the signal to all it
 
 
 @dataclass
-class Ended:
+class ProgramEnd:
     """How a program has ended.
 
     Attributes
@@ -48,7 +48,7 @@ class Ended:
     errors: str
 
 
-def run_child(command: Sequence[str]) -> Ended:
+def run_child(command: Sequence[str]) -> ProgramEnd:
     """Run a program until it ends. To be called in the main thread.
 
     Signals to this process are passed on, except those of a terminal, which reach the program
@@ -78,7 +78,7 @@ def run_child(command: Sequence[str]) -> Ended:
                 child.send_signal(found.si_signo)
         copying.join(DRAIN_S)  # processes that outlive it may keep the pipe open
         status = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        return Ended(status, received, bytes(kept).decode(errors="replace"))
+        return ProgramEnd(status, received, bytes(kept).decode(errors="replace"))
     finally:
         while signal.sigtimedwait(waited, 0) is not None:
             pass  # received after the end: the program cannot be told any more
@@ -103,7 +103,7 @@ def _copy(pipe: IO[bytes], kept: bytearray) -> None:
     with pipe:
         while data := os.read(pipe.fileno(), 1 << 16):
             kept += data
-            del kept[:-KEPT_B]
+            del kept[:-STDERR_TAIL_B]
             try:
                 os.write(sys.stderr.fileno(), data)
             except (OSError, ValueError):  # closed: what the program reports is kept for this one

@@ -45,7 +45,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Placement:
+class HostPlacement:
     """The hosts and ranks in a command of mpirun.
 
     Attributes
@@ -59,15 +59,15 @@ class Placement:
     hosts: tuple[Host, ...] = ()
     ranks: int = 0
 
-    def without(self, lost: Sequence[str]) -> Placement:
+    def without(self, lost: Sequence[str]) -> HostPlacement:
         """Return the placement on the other hosts, with as many ranks less as they have slots."""
         kept = tuple(host for host in self.hosts if host.name not in lost)
         before = sum(host.slots for host in self.hosts)
         ranks = self.ranks * sum(host.slots for host in kept) // max(before, 1)
-        return Placement(kept, max(ranks, 1) if self.ranks and kept else 0)
+        return HostPlacement(kept, max(ranks, 1) if self.ranks and kept else 0)
 
 
-def read_placement(command: Sequence[str]) -> Placement:
+def read_placement(command: Sequence[str]) -> HostPlacement:
     """Return the hosts and ranks in the arguments of mpirun; none for other programs.
 
     Parameters
@@ -94,10 +94,10 @@ def read_placement(command: Sequence[str]) -> Placement:
             text = read_file(f"launch: {option}", value, MAX_TEXT_B).decode(errors="replace")
             lines = (line.partition("#")[0].strip() for line in text.splitlines())
             hosts += [_host(value, line) for line in lines if line]
-    return Placement(tuple(hosts), ranks)
+    return HostPlacement(tuple(hosts), ranks)
 
 
-def place(command: Sequence[str], placement: Placement, file: Path) -> list[str]:
+def place(command: Sequence[str], placement: HostPlacement, file: Path) -> list[str]:
     """Return the command of mpirun for another placement.
 
     Parameters

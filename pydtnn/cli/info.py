@@ -14,9 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydtnn import __version__
 from pydtnn.utils.command import Parser, run_command
-from pydtnn.utils.machine import cores_here, cpu_name, default_threads
+from pydtnn.utils.machine import available_cores, cpu_name, default_threads
+from pydtnn.utils.version import __version__
 
 PACKAGES = (
     "numpy",
@@ -151,7 +151,7 @@ def _cpu() -> dict[str, Any]:
     cpu: dict[str, Any] = {
         "name": cpu_name(),
         "cores": os.cpu_count() or 1,
-        "usable": len(cores_here()),
+        "usable": len(available_cores()),
         "threads": default_threads(),
     }
     try:
@@ -207,7 +207,7 @@ def _mpi() -> str:
 
 def _gpu() -> dict[str, str]:
     """The GPUs and the versions of the libraries for `--device cuda`, or the reason if missing."""
-    from pydtnn.kernels.cuda.libraries import WANTED, Unavailable, load, usable_cupy
+    from pydtnn.kernels.cuda.libraries import REQUIREMENTS, Unavailable, load, usable_cupy
 
     try:
         import cupy
@@ -225,7 +225,7 @@ def _gpu() -> dict[str, str]:
         found["GPU"] = "; ".join(map(_gpu_name, range(runtime.getDeviceCount())))
     except Unavailable as error:
         found["GPU"] = f"none: {error}"
-    for name, wanted in WANTED.items():
+    for name, wanted in REQUIREMENTS.items():
         try:
             library = load(name)
             found[wanted.title] = f"{'.'.join(map(str, library.version))} in {library.path}"

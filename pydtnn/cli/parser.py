@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pydtnn import __version__
 from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import ALL, HelpFormatter, Parser, help_columns
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import answer, foreign_names, key_of, unknown
+from pydtnn.utils.version import __version__
 
 EXAMPLES = """examples:
   python -m pydtnn.train --model resnet20 --epochs 5
@@ -63,7 +63,7 @@ class Arguments:
         given = sys.argv[1:] if arguments is None else arguments
         parser = create_parser()
         known = [name for action in parser._actions for name in action.option_strings]
-        self._texts = vars(parser.parse_args(list(_whole(_translate(given, known)))))
+        self._texts = vars(parser.parse_args(list(_join_dictionaries(_translate(given, known)))))
         self._printing = self._texts.pop("print_config", False)
         self._files: dict[str, Any] = {}
         for file in self._texts.pop("config", []):
@@ -139,7 +139,7 @@ def _translate(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
         yield flag + dot + item + equals + value
 
 
-def _whole(arguments: Iterable[str]) -> Iterator[str]:
+def _join_dictionaries(arguments: Iterable[str]) -> Iterator[str]:
     """Rewrite ``--model-options.shortcut A`` as one argument, ``--model-options=.shortcut=A``."""
     dictionaries = [own.label for own in flags(TrainConfig).values() if own.kind is dict]
     rest = iter(arguments)

@@ -15,7 +15,7 @@ from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.schedules.named import SCHEDULE
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 from pydtnn.utils.registry import Factory, Registry
 
 PARTS: dict[str, Registry[Any]] = {
@@ -84,5 +84,5 @@ def require_parameter(found: Factory[Any], name: str, flag: str) -> None:
         others = [key for key in found.registry.entries if name in found.registry.find(key).takes]
         raise ValueError(
             f"train: {flag}: {found.name} has no parameter `{name}`; omit it or use "
-            f"{some(others, 3)}"
+            f"{shorten(others, 3)}"
         )

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.callbacks import Checkpointer
 from pydtnn.cli.build import Job, create_job
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig
@@ -57,6 +56,7 @@ from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
 from pydtnn.utils.observer import phase
 from pydtnn.utils.tools import find_tool
 from pydtnn.utils.units import align
+from pydtnn.utils.version import __version__
 
 _log = logging.getLogger("pydtnn.train")
 

@@ -29,7 +29,7 @@ from pydtnn.training.run_folder import (
 )
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import MAX_TEXT_B, read_file, remove_unfinished, unwritable
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 
 RUNS = Path("runs")
 """Parent of the folders of runs without `--output-dir`."""
@@ -286,7 +286,7 @@ TRACE = ("trace", "trace_steps", "trace_kernels")
 REMOVED = ("mlperf_log",)
 """Options of earlier versions that had no effect on training."""
 
-NOT_KEPT = (
+NOT_INHERITED = (
     *("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE, *REMOVED),
 )
 """Options that are not taken from the earlier run: each command sets its own."""
@@ -298,14 +298,14 @@ OF_THE_MESH = ("parallel", "plan", "micro_batches", "pipeline_schedule")
 """Options that refer to axes of a run's mesh, and are not kept on another one."""
 
 
-class Run(NamedTuple):
+class EarlierRun(NamedTuple):
     """An earlier run.
 
     Attributes
     ----------
     folder : str
     options : dict
-        Its configuration, without the options in `NOT_KEPT`.
+        Its configuration, without the options in `NOT_INHERITED`.
     ranks, global_batch_size : int
         0 if they are unknown.
     """
@@ -316,7 +316,7 @@ class Run(NamedTuple):
     global_batch_size: int = 0
 
 
-def read_run(folder: str) -> Run:
+def read_run(folder: str) -> EarlierRun:
     """Read the options of a run from its run.json, or from its newest checkpoint.
 
     Raises
@@ -343,15 +343,15 @@ def read_run(folder: str) -> Run:
                 f"train: --resume: the run in {folder} has the option {name!r} of another version; "
                 + advice
             )
-    options = {name: value for name, value in options.items() if name not in NOT_KEPT}
+    options = {name: value for name, value in options.items() if name not in NOT_INHERITED}
     if checkpoints:
         options = {name: value for name, value in options.items() if name not in INITIAL}
     ranks, batch = (content.get(name) for name in ("ranks", "global_batch_size"))
     known = type(ranks) is int and type(batch) is int
-    return Run(folder, options, *((ranks, batch) if known else ()))
+    return EarlierRun(folder, options, *((ranks, batch) if known else ()))
 
 
-def start_values(run: Run, given: set[str], ranks: int) -> dict[str, Any]:
+def start_values(run: EarlierRun, given: set[str], ranks: int) -> dict[str, Any]:
     """Return the values of options that continue a run.
 
     Parameters
@@ -378,7 +378,7 @@ def start_values(run: Run, given: set[str], ranks: int) -> dict[str, Any]:
     return values
 
 
-def describe_changes(run: Run, config: TrainConfig) -> str:
+def describe_changes(run: EarlierRun, config: TrainConfig) -> str:
     """Return the options that differ from those of the run: "--epochs 4 -> 8"; empty if none.
 
     An option without a value is shown as "none".
@@ -387,7 +387,7 @@ def describe_changes(run: Run, config: TrainConfig) -> str:
     return ", ".join(
         f"{own.label} {_show(before)} -> {_show(now)}"
         for name, own in usual.items()
-        if name not in (*NOT_KEPT, *INITIAL)
+        if name not in (*NOT_INHERITED, *INITIAL)
         and (before := run.options.get(name, own.default)) != (now := getattr(config, name))
     )
 
@@ -405,7 +405,9 @@ def no_run(path: Path) -> str:
     missing = "contains no run" if path.is_dir() else "does not exist"
     for place in (path, path.parent, RUNS):
         if runs := [str(run) for run in find_runs(place)]:
-            return f"{path} {missing}; use one of the runs in {place}, newest first: {some(runs)}"
+            return (
+                f"{path} {missing}; use one of the runs in {place}, newest first: {shorten(runs)}"
+            )
     return f"{path} {missing}; name the folder of a run, such as {RUNS / 'resnet44-cifar10-1'}"
 
 

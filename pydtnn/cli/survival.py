@@ -13,11 +13,11 @@ from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.model.pipeline import is_possible
 from pydtnn.parallel.mesh import fewer, without_shard
-from pydtnn.parallel.pipeline import is_possible
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
-from pydtnn.training.recovery import Memory, Saved, restore
+from pydtnn.training.recovery import RecoveryState, Saved, restore
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.collective import name_ranks
 from pydtnn.utils.errors import RankFailure, TooFewRanksError
@@ -61,7 +61,7 @@ def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
 
 
 @dataclass
-class Failure:
+class Continuation:
     """Ranks that have failed, and how the others have continued.
 
     Attributes
@@ -138,14 +138,16 @@ class Survival(Callback):
     launched: int
     job: Any = None
     directory: Path | None = None
-    memory: Memory = field(init=False)
+    memory: RecoveryState = field(init=False)
     saved: Saved | None = None
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Continuation] = field(default_factory=list)
     _since: float = 0.0  # the end of the last of the times of a failure
 
     def __post_init__(self) -> None:
         interval = parse_interval("train: --buddy-interval", self.config.buddy_interval)
-        self.memory = Memory(interval, parse_quantity("train: --mtbf", self.config.mtbf, "s"))
+        self.memory = RecoveryState(
+            interval, parse_quantity("train: --mtbf", self.config.mtbf, "s")
+        )
         self._parallel = self.config.parallel
 
     @property
@@ -189,7 +191,7 @@ class Survival(Callback):
         epoch, step = (0, 0) if self.saved is None else self.saved.position[:2]
         self._since = time.monotonic()
         self.failures.append(
-            Failure(
+            Continuation(
                 at,
                 ranks,
                 epoch,

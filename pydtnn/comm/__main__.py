@@ -19,10 +19,10 @@ EXAMPLES = """examples:
   python -m pydtnn.comm check path/to/file.py:my_algorithm -np 1-17
 """
 
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 """Maximum number of ranks; listing larger schedules takes minutes."""
 
-MOST_ORDERED = 64
+MAX_ORDERED = 64
 """Maximum number of ranks for which the order of additions is printed."""
 
 
@@ -97,7 +97,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _order(algorithm: Algorithm, hosts: Sequence[int]) -> str:
     """Describe the order in which contributions are added."""
-    if not 1 < len(hosts) <= MOST_ORDERED:
+    if not 1 < len(hosts) <= MAX_ORDERED:
         return ""
     orders = associations(algorithm, hosts)
     if len(orders) > 1:
@@ -124,9 +124,9 @@ def _layouts(options: argparse.Namespace) -> list[tuple[int, ...]]:
     if not first.isdecimal() or (dash and not last.isdecimal()):
         raise ValueError(f"-np must be a number of ranks or a range as in 1-17, got {options.np}")
     sizes = range(int(first), int(last or first) + 1)
-    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
+    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MAX_RANKS:
         raise ValueError(
-            f"-np must be from 1 to {MOST_RANKS}, the smaller number first, got {options.np}"
+            f"-np must be from 1 to {MAX_RANKS}, the smaller number first, got {options.np}"
         )
     return [(0,) * size for size in sizes]
 
@@ -139,8 +139,8 @@ def _hosts(given: str) -> tuple[int, ...]:
         raise ValueError(
             f"--hosts must be hosts x ranks as in 4x2, or ranks as in 2,1,2, got {given}"
         )
-    if sum(map(int, each)) > MOST_RANKS:
-        raise ValueError(f"--hosts must have at most {MOST_RANKS} ranks, got {given}; use fewer")
+    if sum(map(int, each)) > MAX_RANKS:
+        raise ValueError(f"--hosts must have at most {MAX_RANKS} ranks, got {given}; use fewer")
     return tuple(host for host, number in enumerate(each) for _ in range(int(number)))
 
 

@@ -25,7 +25,7 @@ from pydtnn.comm.checks import (
     overlap,
 )
 from pydtnn.comm.supervision import Supervision
-from pydtnn.comm.traffic import Call, CountedRequest, Traffic
+from pydtnn.comm.traffic import CountedCall, CountedRequest, Traffic
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Kind, Observer
@@ -291,14 +291,14 @@ class Communicator(SuggestsNames, ABC):
             check_other("exchange", source, self.rank, self.size)
         tag = check_tag("exchange", tag)
         nbytes = sum(self.traffic.count(array.nbytes) for array, _ in sends)
-        with Call(self.traffic, Kind.CALL, "exchange", self.name, nbytes):
+        with CountedCall(self.traffic, Kind.CALL, "exchange", self.name, nbytes):
             request = self._exchange(sends, receives, tag)
         return CountedRequest(request, self.traffic, "exchange", self.name)
 
-    def _metered(self, name: str, sent: float | None = None) -> Call:
+    def _metered(self, name: str, sent: float | None = None) -> CountedCall:
         """Return the context of a call, which is counted if it sends arrays, of `sent` bytes."""
         nbytes = 0 if sent is None else self.traffic.count(sent)
-        return Call(self.traffic, Kind.CALL, name, self.name, nbytes)
+        return CountedCall(self.traffic, Kind.CALL, name, self.name, nbytes)
 
     # -- groups -----------------------------------------------------------------------------------
 

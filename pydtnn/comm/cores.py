@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.utils.machine import cores_here, cpu_quotas, requested_threads
+from pydtnn.utils.machine import available_cores, cpu_quotas, requested_threads
 
 
 def shared_gpu(comm: Communicator, xp: Any) -> str:
@@ -57,7 +57,7 @@ def threads_per_rank(comm: Communicator) -> int:
     ValueError
         If OMP_NUM_THREADS is not a positive number.
     """
-    mine = cores_here()
+    mine = available_cores()
     here = comm.hosts[comm.rank]
     quotas = cpu_quotas()
     everywhere = comm.gather_object((here, mine, [*quotas]))

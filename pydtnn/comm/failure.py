@@ -35,7 +35,7 @@ from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
 from pydtnn.comm.signals import SignalWatch, describe_signal
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback
-from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here, survives
+from pydtnn.utils.launcher import is_first_on_host, launched_ranks, local_ranks, survives
 from pydtnn.utils.terminal import is_proxy, launcher_of
 
 _SOCKET, _SLOTS = "ranks", "slots"
@@ -147,7 +147,7 @@ def start_early() -> Iterator[Started | None]:
     ranks, started = launched_ranks() or 1, None
     if ranks > 1 and "PMI_FD" in os.environ and is_first_on_host():
         starting = find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
-        started = _start(ranks_here(), ranks, starting)
+        started = _start(local_ranks(), ranks, starting)
     try:
         yield started
     except BaseException:
@@ -262,7 +262,7 @@ def _wait(connection: socket.socket) -> None:
     connection.settimeout(None)
 
 
-_OTHERS_FAILURE_S = 1.0
+_FIRST_FAILURE_S = 1.0
 """Seconds during which a rank lets a rank that failed before it print and abort."""
 
 _ABORT_TIMEOUT_S = 5.0
@@ -272,7 +272,7 @@ FORWARDING_S = 0.3
 """Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
-def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -> Failure:
+def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -> FailureHooks:
     """Terminate all ranks on an uncaught error of one of them. Collective: all ranks call it.
 
     From then on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
@@ -295,7 +295,7 @@ def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -
     -------
     Failure
     """
-    failure = Failure(comm, started)
+    failure = FailureHooks(comm, started)
     failure.install()
     return failure
 
@@ -308,10 +308,10 @@ def leave(status: int) -> None:
     sys.exit(status)
 
 
-def watched_failure() -> Failure | None:
+def watched_failure() -> FailureHooks | None:
     """Return what `end_all_ranks_on_error` has returned last, or None."""
     failure = getattr(sys.excepthook, "__self__", None)
-    return failure if isinstance(failure, Failure) else None
+    return failure if isinstance(failure, FailureHooks) else None
 
 
 def watched() -> Communicator | None:
@@ -320,7 +320,7 @@ def watched() -> Communicator | None:
     return None if failure is None else failure.comm
 
 
-class Failure:
+class FailureHooks:
     """The hooks of `end_all_ranks_on_error`, which end all ranks when this one fails.
 
     Parameters
@@ -339,7 +339,7 @@ class Failure:
     def install(self) -> None:
         self.supervision.connect(self._end_with, self._end_by_signal)
         before = getattr(sys.excepthook, "__self__", None)
-        if isinstance(before, Failure):  # of an earlier communicator of this run
+        if isinstance(before, FailureHooks):  # of an earlier communicator of this run
             before._withdraw()
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
@@ -428,7 +428,7 @@ class Failure:
             if first:
                 _print(f"{reason}\n")
             self.supervision.finish_all()
-            time.sleep(FORWARDING_S if first else _OTHERS_FAILURE_S)
+            time.sleep(FORWARDING_S if first else _FIRST_FAILURE_S)
         finally:
             self.comm.abort(code)
 

@@ -26,7 +26,7 @@ from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import (
     FORWARDING_S,
-    Failure,
+    FailureHooks,
     Started,
     end_all_ranks_on_error,
     start_early,
@@ -41,7 +41,7 @@ from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
 from pydtnn.utils.collective import call_difference
 from pydtnn.utils.errors import AgreedError, RankFailure, describe
-from pydtnn.utils.launcher import launched_ranks, ranks_here, survives
+from pydtnn.utils.launcher import launched_ranks, local_ranks, survives
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
 
@@ -156,7 +156,7 @@ def _initialise() -> Any:
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in _library(MPI):
             raise ValueError(_mismatch(MPI, "is that of Open MPI"))
         if sys.platform == "linux" and "MPICH" in _library(MPI):
-            _check_host(_library(MPI), ranks_here())
+            _check_host(_library(MPI), local_ranks())
         with warnings.catch_warnings():
             # mpi4py's own warning of the same, several lines on each rank; we raise instead.
             warnings.filterwarnings("ignore", "suspicious MPI execution", RuntimeWarning)
@@ -201,7 +201,7 @@ def _library(mpi: Any) -> str:
 
 
 @dataclass
-class _Group:
+class _MpiGroup:
     """An MPI communicator and the groups that were split off from it, by their number.
 
     Groups exist until they are freed, by `free` or when no rank has a communicator for them.
@@ -211,7 +211,7 @@ class _Group:
     name: str = "all"
     members: Sequence[int] = ()  # numbers of its ranks among all
     owner: Callable[[], MpiCommunicator | None] = field(default=lambda: None)
-    splits: dict[int, _Group] = field(default_factory=dict)
+    splits: dict[int, _MpiGroup] = field(default_factory=dict)
     made: int = 0
     collect_at: int = 64
 
@@ -275,7 +275,7 @@ class MpiCommunicator(Communicator):
         self._sleeps: bool = sleeps() if parent is None else parent._sleeps
         self._parent = parent  # kept alive: it knows the groups that were split off
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
-        self._group = _Group(comm, members=self.members)
+        self._group = _MpiGroup(comm, members=self.members)
         # Requests that are not complete, with their arrays, if ranks may fail meanwhile.
         own: set[Request] | None = set() if survives() else None
         self.pending: set[Request] | None = own if parent is None else parent.pending
@@ -402,7 +402,7 @@ class MpiCommunicator(Communicator):
         child = MpiCommunicator(self._mpi, comm, list(hosts), self)
         name = f"{mine.name}/{mine.made}.{color}"
         child.members, child.name = members, name
-        child._group = _Group(comm, name, members, weakref.ref(child))
+        child._group = _MpiGroup(comm, name, members, weakref.ref(child))
         mine.splits[mine.made] = child._group
         mine.made += 1
         return child
@@ -504,12 +504,12 @@ class MpiCommunicator(Communicator):
             group = MpiCommunicator(self._mpi, comm, list(hosts), self._parent)
             name = f"{self.name}/{group.size} of {self.size}"  # its calls are counted anew
             group.members, group.name = members, name
-            group._group = _Group(comm, name, members)
+            group._group = _MpiGroup(comm, name, members)
             return group
 
         return create_together(self._mpi, self._comm, self._comm.Shrink, create)
 
-    def _watch_attendance(self, failure: Failure) -> None:
+    def _watch_attendance(self, failure: FailureHooks) -> None:
         """Detect ranks that wait for one whose program has ended. Collective."""
         mpi = self._mpi
         if self.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.supervision import Supervision
-from pydtnn.comm.thread import Mailbox, Message
+from pydtnn.comm.thread import Mailbox, ThreadMessage
 from pydtnn.comm.traffic import Traffic
 from pydtnn.utils.request import Completed, Request
 
@@ -71,7 +71,7 @@ class Serial(Communicator):
 class _ToOneself(Request):
     """A message to the same rank: no other rank can complete it, so waiting would deadlock."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: ThreadMessage) -> None:
         self._message = message
 
     @property

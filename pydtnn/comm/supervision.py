@@ -48,7 +48,7 @@ from pydtnn.comm.monitor.slots import (
     SURVIVES,
     Slot,
 )
-from pydtnn.comm.monitor.table import INTERVAL_S, Row, Watched, sentence, table
+from pydtnn.comm.monitor.table import INTERVAL_S, RankRow, Watched, sentence, table
 from pydtnn.utils._recorder import Course, Lane, Shared
 from pydtnn.utils.observer import Observer
 
@@ -586,7 +586,7 @@ class Supervision:
             )
             os.write(2, text.encode())
 
-    def _expire(self, rows: Sequence[Row]) -> None:
+    def _expire(self, rows: Sequence[RankRow]) -> None:
         """End all ranks, as the process would."""
         self._ending = True
         timeout = self.slot.read().timeout

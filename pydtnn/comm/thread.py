@@ -32,7 +32,7 @@ Key = tuple[int | None, int, int]
 
 
 @dataclass(slots=True)
-class Message:
+class ThreadMessage:
     """One side of a message: the array to send, or the array to receive into.
 
     Attributes
@@ -55,7 +55,7 @@ class Message:
     source: int | None
     done: bool = False
     problem: str = ""
-    met: Message | None = None
+    met: ThreadMessage | None = None
     waiting: list[Any] = field(default_factory=list)
 
 
@@ -116,19 +116,19 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._matching: Matching[Message] = Matching()
+        self._matching: Matching[ThreadMessage] = Matching()
 
-    def send(self, source: int, to: int, tag: int, array: np.ndarray) -> Message:
+    def send(self, source: int, to: int, tag: int, array: np.ndarray) -> ThreadMessage:
         """Post an array to send; `done` once a receive has matched it."""
-        message = Message(array, source)
+        message = ThreadMessage(array, source)
         message.met = self._matching.send(source, to, tag, message)
         if message.met is not None:
             _deliver(message, message.met)
         return message
 
-    def receive(self, source: int | None, to: int, tag: int, array: np.ndarray) -> Message:
+    def receive(self, source: int | None, to: int, tag: int, array: np.ndarray) -> ThreadMessage:
         """Post an array to receive into; `done` once a send has matched it."""
-        message = Message(array, source)
+        message = ThreadMessage(array, source)
         message.met = self._matching.receive(source, to, tag, message)
         if message.met is not None:
             _deliver(message.met, message)
@@ -148,7 +148,7 @@ def wrong_length(expected: int, given: int | None) -> str:
     )
 
 
-def _deliver(send: Message, receive: Message) -> None:
+def _deliver(send: ThreadMessage, receive: ThreadMessage) -> None:
     if send.array.nbytes == receive.array.nbytes:
         receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
     else:
@@ -165,7 +165,7 @@ class Killed(BaseException):
     """Raised by a rank that fails, in tests: the others receive `RankFailure`, as of MPI."""
 
 
-Awaited = Message | Meeting
+Awaited = ThreadMessage | Meeting
 """What ranks wait for: it is `done`, and has a list of the threads that are `waiting`."""
 
 
@@ -331,18 +331,18 @@ def name_rank(rank: int, error: BaseException) -> BaseException:
     return named
 
 
-_OWN: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
+_COMMUNICATOR: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
 """Set by `be_rank` in the threads of ranks, and only there; no other code sets it."""
 
 
 def communicator_of_thread() -> Communicator | None:
     """Return the communicator of the calling thread, if it is a rank."""
-    return _OWN.get(None)
+    return _COMMUNICATOR.get(None)
 
 
 def be_rank(comm: Communicator) -> None:
     """Make a communicator that of the calling thread, until the thread ends."""
-    _OWN.set(comm)
+    _COMMUNICATOR.set(comm)
 
 
 def start_ranks(n: int, run: Callable[[int], None], end: Callable[[BaseException], None]) -> None:
@@ -537,7 +537,7 @@ class _Transfer(Request):
 
     comm: ThreadCommunicator
     doing: Callable[[], str]
-    message: Message
+    message: ThreadMessage
 
     @property
     def source(self) -> int:

@@ -130,7 +130,7 @@ class Traffic:
         return _ReportedMessage(request, report)
 
 
-class Call(AbstractContextManager[None]):
+class CountedCall(AbstractContextManager[None]):
     """Context of a call of a communicator, whose duration is counted and which is reported.
 
     A context instead of a function that makes the call, so that the call's stack is not deeper.
@@ -169,7 +169,7 @@ class CountedRequest(Request):
     inner : Request
     traffic : Traffic
     name, group : str
-        See `Call`.
+        See `CountedCall`.
     """
 
     def __init__(self, inner: Request, traffic: Traffic, name: str, group: str) -> None:
@@ -181,11 +181,11 @@ class CountedRequest(Request):
         return self.inner.source
 
     def wait(self) -> None:
-        with Call(self._traffic, Kind.WAIT, self._name, self._group, 0):
+        with CountedCall(self._traffic, Kind.WAIT, self._name, self._group, 0):
             self.inner.wait()
 
     def test(self) -> bool:
-        with Call(self._traffic, Kind.CALL, "test", self._group, 0):
+        with CountedCall(self._traffic, Kind.CALL, "test", self._group, 0):
             return self.inner.test()
 
 

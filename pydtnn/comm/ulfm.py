@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import find_ranks
 from pydtnn.utils.errors import RankFailure
-from pydtnn.utils.launcher import ranks_here, survives
+from pydtnn.utils.launcher import local_ranks, survives
 from pydtnn.utils.request import Request
 
 Made = TypeVar("Made")
@@ -109,7 +109,7 @@ _INTERVAL_S = 0.1
 _ALL_STARTED_S = 5.0
 """Seconds in which the launcher has started all ranks of a host."""
 
-_OTHERS_S = 10.0
+_KILL_GRACE_S = 10.0
 """Seconds beyond the deadline in which ranks of other hosts may be killed."""
 
 _END = signal.SIGRTMIN
@@ -165,7 +165,7 @@ def _watch(own: int, started: int, timeout: float) -> None:
     """Watch the ranks of this host; `started` is readable once MPI has started on this one."""
     with open(f"/proc/{own}/stat") as stat:
         launcher = int(stat.read().rpartition(")")[2].split()[1])
-    watched, number, mine = os.pidfd_open(launcher), ranks_here(), int(os.environ[_RANK])
+    watched, number, mine = os.pidfd_open(launcher), local_ranks(), int(os.environ[_RANK])
     begin, waited, before = time.monotonic(), 0.0, time.monotonic()
     ranks: dict[int, int] = {}  # by their pidfds
     stopped: defaultdict[int, float] = defaultdict(float)  # for how long, by rank
@@ -185,19 +185,21 @@ def _watch(own: int, started: int, timeout: float) -> None:
         for rank, file in frozen.items():
             stopped[rank] += passed
             if first and stopped[rank] > timeout:
-                _say(f"no progress for {timeout:g} s (--timeout): rank {rank} is stopped; killed")
+                _report(
+                    f"no progress for {timeout:g} s (--timeout): rank {rank} is stopped; killed"
+                )
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(file, signal.SIGKILL)
         waited = 0.0 if frozen else waited + passed
         missing = len(ranks) < number and now > begin + _ALL_STARTED_S
-        late = waited > timeout + _OTHERS_S
+        late = waited > timeout + _KILL_GRACE_S
         if late or ((failed or missing) and not select.select([started], [], [], 0)[0]):
             who = f"rank {min(failed)}" if failed else "a rank"
             text = f"{who}: failed before MPI had started, which no rank survives"
             if late:
                 text = f"no progress for {waited:.0f} s (--timeout): not all ranks have started"
             if first:
-                _say(f"{text}; start again")
+                _report(f"{text}; start again")
             time.sleep(3 * _INTERVAL_S)  # until all have noticed it, before more ranks end
             os.kill(own, _END)
             # Where ranks of other hosts do not end, the launcher waits for them.
@@ -216,5 +218,5 @@ def _is_stopped(file: int) -> bool:
     return number is not None and condition_of(int(number[1])).why.startswith("stopped")
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     os.write(2, f"{text}\n".encode())

@@ -67,11 +67,11 @@ def shapes_of(input_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
     >>> shapes_of((8, 8, 3)), shapes_of(((8, 8, 3), (5,)))
     (((8, 8, 3),), ((8, 8, 3), (5,)))
     """
-    shapes: Any = input_shape if is_several(input_shape) else (input_shape,)
+    shapes: Any = input_shape if has_several_inputs(input_shape) else (input_shape,)
     return tuple(shapes)
 
 
-def is_several(input_shape: Shape | tuple[Shape, ...]) -> bool:
+def has_several_inputs(input_shape: Shape | tuple[Shape, ...]) -> bool:
     """Return whether the shape is that of several inputs."""
     return len(input_shape) > 0 and isinstance(input_shape[0], tuple)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.download import Layout, Source, locate
+from pydtnn.data.download import DiskLayout, SourceFile, locate
 from pydtnn.data.unpickle import read_pickle
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -59,21 +59,21 @@ CHUNK_IMAGES = 100  # images that fit in the cache while their planes are interl
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 LAYOUTS_10 = (
-    Layout(("cifar-10-batches-bin", "."), (*(f"{b}.bin" for b in BATCHES), "test_batch.bin")),
-    Layout(("cifar-10-batches-py", "."), (*BATCHES, "test_batch")),
+    DiskLayout(("cifar-10-batches-bin", "."), (*(f"{b}.bin" for b in BATCHES), "test_batch.bin")),
+    DiskLayout(("cifar-10-batches-py", "."), (*BATCHES, "test_batch")),
 )
 LAYOUTS_100 = (
-    Layout(("cifar-100-binary", "."), ("train.bin", "test.bin")),
-    Layout(("cifar-100-python", "."), ("train", "test")),
+    DiskLayout(("cifar-100-binary", "."), ("train.bin", "test.bin")),
+    DiskLayout(("cifar-100-python", "."), ("train", "test")),
 )
 SITE = "https://www.cs.toronto.edu/~kriz"
-SOURCE_10 = Source(
+SOURCE_10 = SourceFile(
     f"{SITE}/cifar-10-binary.tar.gz",
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     "cifar-10-batches-bin",
     (*LAYOUTS_10[0].files, "batches.meta.txt"),
 )
-SOURCE_100 = Source(
+SOURCE_100 = SourceFile(
     f"{SITE}/cifar-100-binary.tar.gz",
     "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     "cifar-100-binary",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from pydtnn.data.batch import each, is_several, parts, plain_parts, shapes_of
+from pydtnn.data.batch import each, has_several_inputs, parts, plain_parts, shapes_of
 from pydtnn.data.order import as_indices, permutation, split
 from pydtnn.data.statistics import Normalize, pixel_statistics
 from pydtnn.utils.names import SuggestsNames
@@ -148,7 +148,7 @@ class Dataset(SuggestsNames, ABC):
 
     def measure(self) -> Any:
         """Compute the statistics from all samples: exact, in integers, one pass for each input."""
-        if not is_several(self.input_shape):
+        if not has_several_inputs(self.input_shape):
             return pixel_statistics(self.read, self.input_shape, len(self))
         first, _ = self.read(np.arange(1))
         return tuple(
@@ -174,7 +174,7 @@ class Dataset(SuggestsNames, ABC):
 
     def normalize(self, x: Any, dtype: DTypeLike = np.float32) -> Any:
         """Normalise samples that `read` returned for a model."""
-        if not is_several(self.input_shape):
+        if not has_several_inputs(self.input_shape):
             return Normalize(self.statistics, self.input_shape, dtype)(x)
         statistics = self.statistics or (None,) * len(self.input_shape)
         return tuple(
@@ -278,7 +278,7 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
         raise TypeError(
             f"{dataset.name}: read must return a pair of arrays (x, y), got {type(result).__name__}"
         )
-    several = is_several(dataset.input_shape)
+    several = has_several_inputs(dataset.input_shape)
     plain = partial(plain_array, dataset.name, "x")
     x = tuple(map(plain, result[0])) if several else plain(result[0])
     y = plain_parts(dataset.name, "y", result[1])

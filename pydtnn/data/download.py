@@ -18,7 +18,7 @@ VARIABLE = "PYDTNN_DATA"
 
 
 @dataclass(frozen=True)
-class Layout:
+class DiskLayout:
     """One possible layout of a data set on disk.
 
     Attributes
@@ -41,9 +41,9 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 def locate(
     dataset: str,
-    layouts: Sequence[Layout],
+    layouts: Sequence[DiskLayout],
     data_dir: str | os.PathLike[str] | None = None,
-    sources: Sequence[Source] = (),
+    sources: Sequence[SourceFile] = (),
 ) -> tuple[int, list[Path]]:
     """Find all files of a data set.
 
@@ -61,7 +61,7 @@ def locate(
     Returns
     -------
     (int, list of Path)
-        The index of the layout, and its files in the order of ``Layout.files``.
+        The index of the layout, and its files in the order of ``DiskLayout.files``.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _missing(dataset: str, root: Path, places: list[tuple[int, Path, tuple[str, 
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file to download.
 
     Attributes
@@ -129,7 +129,7 @@ class Source:
     members: tuple[str, ...] = ()
 
 
-def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
+def fetch(dataset: str, sources: Sequence[SourceFile], root: Path) -> None:
     """Download all `sources` to `root`.
 
     Files are created atomically, also if several ranks download at the same time.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
-from pydtnn.data.images import KINDS, SUFFIXES, Decoder, EncodedImages, given_statistics, name_bad
+from pydtnn.data.images import KINDS, SUFFIXES, Decoder, EncodedImages, name_bad, user_statistics
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
 from pydtnn.utils.launcher import is_first_on_host
@@ -36,7 +36,7 @@ _log = logging.getLogger("pydtnn.data")
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class ImageFiles:
     """Files of images with their classes.
 
     Attributes
@@ -51,9 +51,9 @@ class Images:
     paths: list[str]
     labels: NDArray[np.int64]
 
-    def subset(self, indices: Array) -> Images:
+    def subset(self, indices: Array) -> ImageFiles:
         """Return the files at `indices`, with all classes."""
-        return Images(self.class_names, [self.paths[i] for i in indices], self.labels[indices])
+        return ImageFiles(self.class_names, [self.paths[i] for i in indices], self.labels[indices])
 
 
 def load_folder(
@@ -111,7 +111,7 @@ def load_folder(
         If Pillow is not installed.
     """
     decode = Decoder("folder", image_size, channels, exif_rotation)
-    statistics = given_statistics("folder", mean, std, channels)
+    statistics = user_statistics("folder", mean, std, channels)
     skip = decode if check_bool("folder", "skip_bad", skip_bad) else None
     train, test = find_images("folder", data_folder(data_dir), test_fraction, seed, skip)
     own = ImageFolder(decode, train, like=None, statistics=statistics, check=check)
@@ -129,7 +129,7 @@ class ImageFolder(EncodedImages):
         See `EncodedImages`.
     """
 
-    def __init__(self, decode: Decoder, images: Images, **options: Any) -> None:
+    def __init__(self, decode: Decoder, images: ImageFiles, **options: Any) -> None:
         self.paths = images.paths
         super().__init__(decode, images.labels, images.class_names, **options)
 
@@ -146,7 +146,7 @@ def find_images(
     test_fraction: float | None = None,
     seed: int = 0,
     skip: Decoder | None = None,
-) -> tuple[Images, Images]:
+) -> tuple[ImageFiles, ImageFiles]:
     """List the files of a training and a test set, in the same order on every machine.
 
     Parameters
@@ -192,12 +192,12 @@ def find_images(
                 "contain; remove it there or add it here"
             )
     table = np.array([numbers[name] for name in test.class_names], np.int64)
-    return train, Images(train.class_names, test.paths, table[test.labels])
+    return train, ImageFiles(train.class_names, test.paths, table[test.labels])
 
 
 def _divide(
     who: str, root: Path, test_fraction: float | None, seed: int, skip: Decoder | None
-) -> tuple[Images, Images]:
+) -> tuple[ImageFiles, ImageFiles]:
     """List the images of one folder, and divide them at random."""
     if test_fraction is None:
         raise ValueError(
@@ -218,7 +218,7 @@ def _divide(
     return train, test
 
 
-def _list(who: str, folders: Mapping[Path, int], skip: Decoder | None) -> list[Images]:
+def _list(who: str, folders: Mapping[Path, int], skip: Decoder | None) -> list[ImageFiles]:
     """List the images of folders with one sub-folder per class; each has at least so many."""
     bad: list[str] = []
     lists = [_examine(who, folder, skip, bad) for folder in folders]
@@ -261,7 +261,7 @@ def _check_root(who: str, root: Path) -> None:
         )
 
 
-def _examine(who: str, folder: Path, decode: Decoder | None, problems: list[str]) -> Images:
+def _examine(who: str, folder: Path, decode: Decoder | None, problems: list[str]) -> ImageFiles:
     """List the images of one sub-folder per class, which are decoded if a decoder is given.
 
     What is wrong with other files, and what to do, is added to `problems`.
@@ -287,7 +287,7 @@ def _examine(who: str, folder: Path, decode: Decoder | None, problems: list[str]
                 names.append(name)
             labels += [len(names) - 1] * len(found)
             paths += found
-    return Images(tuple(names), paths, np.array(labels, np.int64))
+    return ImageFiles(tuple(names), paths, np.array(labels, np.int64))
 
 
 def _problem(who: str, decode: Decoder | None, path: str) -> str:

@@ -51,7 +51,7 @@ TURNED, STORED = "photographs upright", "photographs as stored"
 """Encodings of a data set with and without `Decoder.exif_rotation`."""
 
 ORIENTATION, UPRIGHT = 0x0112, 1
-TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+TRANSPOSES = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """The entry of EXIF metadata with the orientation of a photograph, and which `Transpose` of Pillow
 makes it upright; above 4, sides are exchanged."""
 
@@ -176,7 +176,7 @@ class Decoder:
         """Return the orientation that is to be applied to an open image."""
         try:
             number = image.getexif().get(ORIENTATION) if self.exif_rotation else UPRIGHT
-            return number if number in TURNS else UPRIGHT
+            return number if number in TRANSPOSES else UPRIGHT
         except Exception:  # damaged metadata, for which Pillow has errors of many types
             return UPRIGHT
 
@@ -187,7 +187,7 @@ class Decoder:
             height, width = self._sides[::-1] if orientation > 4 else self._sides
             image.draft(None, (2 * width, 2 * height))
         if orientation != UPRIGHT:
-            image = image.transpose(TURNS[orientation])
+            image = image.transpose(TRANSPOSES[orientation])
         if image.mode.startswith("I"):  # 16 bits
             image = self._pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode == "P" and "transparency" in image.info:
@@ -328,7 +328,7 @@ class EncodedImages(Dataset):
         return pixels
 
 
-def given_statistics(
+def user_statistics(
     who: str, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int
 ) -> Statistics | None:
     """Return statistics that the user gives, for pixels in [0, 1], or None.

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from pydtnn.data.batch import parts, shapes_of
 from pydtnn.data.dataset import Dataset, read_samples
 from pydtnn.data.statistics import Normalize, Statistics
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 
 Array = NDArray[Any]
 
@@ -101,9 +101,10 @@ class Input:
             return False  # the precision of 16 bits does not distinguish them
         x = np.asarray(x, np.float64)
         raw = (x.min() == 0 and x.max() == 1) or any(
-            _whole(unit * x) and len(np.unique(np.rint(unit * x))) >= LEVELS for unit in (1, 255)
+            _are_integers(unit * x) and len(np.unique(np.rint(unit * x))) >= LEVELS
+            for unit in (1, 255)
         )
-        return raw and not _whole(255 * (x * self.statistics.std + self.statistics.mean))
+        return raw and not _are_integers(255 * (x * self.statistics.std + self.statistics.mean))
 
     def _refuse(self, who: str, given: str) -> None:
         low, high = self.range or (0.0, 0.0)
@@ -188,7 +189,7 @@ def check_same(who: str, dataset: Dataset, known: Inputs | Dataset, what: str, a
     if different:
         raise ValueError(
             f"{who}: expected data like those of {what}, got {dataset.name} with "
-            f"{some(different, 3)}; {advice}"
+            f"{shorten(different, 3)}; {advice}"
         )
 
 
@@ -233,6 +234,6 @@ def _measured(x: Array) -> tuple[float, float] | None:
     return (float(x.min()), float(x.max())) if x.size and np.isfinite(x).all() else None
 
 
-def _whole(x: Array) -> bool:
+def _are_integers(x: Array) -> bool:
     """Return whether all values are integers, up to the rounding of float32."""
     return bool((np.abs(x - np.rint(x)) < 1e-3).all())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation
-from pydtnn.data.batch import Batch, each, is_several, parts, plain_parts, shapes_of
+from pydtnn.data.batch import Batch, each, has_several_inputs, parts, plain_parts, shapes_of
 from pydtnn.data.comparison import check_data, evenly_spaced
 from pydtnn.data.dataset import Dataset, read_samples
 from pydtnn.data.mixing import (
@@ -26,7 +26,7 @@ from pydtnn.data.mixing import (
     mix_samples,
     with_partners,
 )
-from pydtnn.data.order import Shard, most_shards, own_part, own_shards
+from pydtnn.data.order import Shard, assign_part, assign_shards, max_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.collective import Ranks, collective
 from pydtnn.utils.names import SuggestsNames
@@ -252,7 +252,7 @@ class Loader(SuggestsNames):
                 f"Loader: prefetch must be at least 0 and threads at least 1, got {self.prefetch} "
                 f"and {threads}"
             )
-        if augment and is_several(dataset.input_shape):
+        if augment and has_several_inputs(dataset.input_shape):
             raise ValueError(
                 f"Loader: augmentation requires samples of one input, got "
                 f"{len(dataset.input_shape)} in {dataset.name}; augment them in its read"
@@ -327,10 +327,10 @@ class Loader(SuggestsNames):
         """Return this rank's rows of a batch, and its shards."""
         number = self.shards // self.size
         if self.counts is None or self.whole_shards:
-            rows, shards = own_shards(n, self.shards, self.rank, self.size, self.counts)
-            most = most_shards(n, self.shards, self.size, self.counts)
+            rows, shards = assign_shards(n, self.shards, self.rank, self.size, self.counts)
+            most = max_shards(n, self.shards, self.size, self.counts)
         else:
-            rows, shards = own_part(n, number, self.rank, self.counts)
+            rows, shards = assign_part(n, number, self.rank, self.counts)
             most = number
         if self.equal_numbers:
             end = rows.stop - rows.start

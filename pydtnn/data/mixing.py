@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.augment.augmentation import between
 from pydtnn.data.augment.resized_crop import Boxes
-from pydtnn.data.batch import is_several
+from pydtnn.data.batch import has_several_inputs
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import below
 from pydtnn.kernels.reference.random import bits, stream
@@ -248,7 +248,7 @@ def check_mixings(who: str, mixings: Sequence[Mixing], dataset: Dataset) -> None
         )
     if not mixings:
         return
-    if not isinstance(dataset.classes, int) or is_several(dataset.input_shape):
+    if not isinstance(dataset.classes, int) or has_several_inputs(dataset.input_shape):
         raise ValueError(
             f"{who}: mixing requires samples of one input with classes, got {dataset.classes} "
             f"classes and inputs of shape {dataset.input_shape} in {dataset.name}; omit it"

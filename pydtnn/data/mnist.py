@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.download import Layout, Source, locate
+from pydtnn.data.download import DiskLayout, SourceFile, locate
 from pydtnn.utils.files import check_expansion, open_file
 
 UBYTE = 0x08
@@ -94,7 +94,7 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-LAYOUTS = (Layout(("mnist", "MNIST/raw", "MNIST", "."), FILES),)
+LAYOUTS = (DiskLayout(("mnist", "MNIST/raw", "MNIST", "."), FILES),)
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
 CHECKSUMS = (
     "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -103,7 +103,7 @@ CHECKSUMS = (
     "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 )
 SOURCES = tuple(
-    Source(f"{MIRROR}/{f}.gz", c, "mnist") for f, c in zip(FILES, CHECKSUMS, strict=True)
+    SourceFile(f"{MIRROR}/{f}.gz", c, "mnist") for f, c in zip(FILES, CHECKSUMS, strict=True)
 )
 
 

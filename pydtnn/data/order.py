@@ -104,7 +104,7 @@ class Shard(NamedTuple):
     rows: slice
 
 
-def own_shards(
+def assign_shards(
     n: int, shards: int, rank: int, size: int, counts: Sequence[int] | None = None
 ) -> tuple[slice, tuple[Shard, ...]]:
     """Divide `n` rows into shards, independent of ranks, and assign consecutive shards to ranks.
@@ -125,7 +125,7 @@ def own_shards(
     shards : tuple of Shard
         In order; empty if `rows` is.
 
-    >>> rows, (first, second) = own_shards(10, 4, 1, 2)
+    >>> rows, (first, second) = assign_shards(10, 4, 1, 2)
     >>> rows, second
     (slice(6, 10, None), Shard(number=3, rows=slice(2, 4, None)))
     """
@@ -140,17 +140,17 @@ def own_shards(
     )
 
 
-def most_shards(n: int, shards: int, size: int, counts: Sequence[int] | None = None) -> int:
-    """Return the most shards with rows that a rank has; see `own_shards`.
+def max_shards(n: int, shards: int, size: int, counts: Sequence[int] | None = None) -> int:
+    """Return the most shards with rows that a rank has; see `assign_shards`.
 
-    >>> most_shards(10, 4, 3), most_shards(1, 4, 3)
+    >>> max_shards(10, 4, 3), max_shards(1, 4, 3)
     (2, 1)
     """
     cuts = even_cuts(shards, size) if counts is None else [0, *accumulate(counts)]
     return max(min(stop, n) - min(start, n) for start, stop in pairwise(cuts))
 
 
-def own_part(
+def assign_part(
     n: int, parts: int, rank: int, counts: Sequence[int]
 ) -> tuple[slice, tuple[Shard, ...]]:
     """Divide `n` rows in proportion to the counts of the ranks, and those of a rank into parts.
@@ -167,9 +167,9 @@ def own_part(
     Returns
     -------
     rows, shards
-        As of `own_shards`.
+        As of `assign_shards`.
 
-    >>> own_part(10, 1, 1, [3, 2])
+    >>> assign_part(10, 1, 1, [3, 2])
     (slice(6, 10, None), (Shard(number=1, rows=slice(0, 4, None)),))
     """
     start, stop = (proportional_cut(n, counts, part) for part in (rank, rank + 1))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.data.folder import TRAIN, Images, find_images
+from pydtnn.data.folder import TRAIN, ImageFiles, find_images
 from pydtnn.data.images import Decoder
 from pydtnn.data.order import permutation
 from pydtnn.data.shards import INDEX, TEST, Index, ShardFile, compare_shard, read_index, write_index
@@ -125,7 +125,7 @@ def verify_shards(output: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ShardPlan:
     """The images of a shard, before they are read."""
 
     name: str
@@ -162,7 +162,7 @@ class _Writer:
     shard_bytes: int
     pool: ThreadPoolExecutor
 
-    def write(self, images: Images, order: NDArray[np.int64], output: Path) -> Packed:
+    def write(self, images: ImageFiles, order: NDArray[np.int64], output: Path) -> Packed:
         """Write the shards that are not complete, and then the index."""
         plans = list(self._plans(images, order))
         output.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ class _Writer:
         nbytes = sum(shard.nbytes for shard in shards)
         return Packed(output, len(images.paths), len(shards), kept, nbytes)
 
-    def _plans(self, images: Images, order: NDArray[np.int64]) -> Iterator[_Plan]:
+    def _plans(self, images: ImageFiles, order: NDArray[np.int64]) -> Iterator[_ShardPlan]:
         """Cut the images, in their order, into shards."""
         facts = list(self.pool.map(os.stat, images.paths))
         start = count = length = 0
@@ -196,7 +196,7 @@ class _Writer:
             length += size
         yield _plan(images, facts, order[start:], count)
 
-    def _complete(self, plan: _Plan, known: Any, output: Path) -> ShardFile | None:
+    def _complete(self, plan: _ShardPlan, known: Any, output: Path) -> ShardFile | None:
         """Return the entry of a shard that an earlier run has written from the same images."""
         path = output / plan.name
         if not known or known[0] != plan.digest or not path.is_file():
@@ -204,7 +204,7 @@ class _Writer:
         shard = plan.shard(known[1])
         return shard if path.stat().st_size == shard.nbytes else None
 
-    def _encode(self, plan: _Plan) -> bytes:
+    def _encode(self, plan: _ShardPlan) -> bytes:
         """Return the bytes of a shard; all images are decoded."""
         decode, parts = Decoder("pack"), []
 
@@ -226,10 +226,10 @@ class _Writer:
 
 
 def _plan(
-    images: Images, facts: Sequence[os.stat_result], numbers: NDArray[np.int64], count: int
-) -> _Plan:
+    images: ImageFiles, facts: Sequence[os.stat_result], numbers: NDArray[np.int64], count: int
+) -> _ShardPlan:
     chosen = numbers.tolist()
-    return _Plan(
+    return _ShardPlan(
         f"shard-{count:06d}.tar",
         [images.paths[i] for i in chosen],
         chosen,

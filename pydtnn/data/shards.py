@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
 from pydtnn.data.folder import TRAIN
-from pydtnn.data.images import Decoder, EncodedImages, given_statistics
+from pydtnn.data.images import Decoder, EncodedImages, user_statistics
 from pydtnn.data.order import window_permutation
 from pydtnn.utils.files import open_file, parse_object, path_inside, read_file, write_file
 from pydtnn.utils.validate import check_bool, check_int
@@ -268,7 +268,7 @@ def load_shards(
         If Pillow is not installed.
     """
     decode = Decoder("shards", image_size, channels, exif_rotation)
-    statistics = given_statistics("shards", mean, std, channels)
+    statistics = user_statistics("shards", mean, std, channels)
     check_int("shards", "window", window, at_least=1)
     root = data_folder(data_dir)
     train, test = (read_index("shards", root / part) for part in (TRAIN, TEST))

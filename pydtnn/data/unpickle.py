@@ -109,7 +109,7 @@ class Lenient(dict[tuple[str, str], Any]):
         return self.setdefault(key, Skipped(".".join(key)))
 
 
-class Refused(Exception):
+class UnsafePickle(Exception):
     """The pickle contains a name that is not plain data."""
 
 
@@ -137,10 +137,10 @@ def run_pickle(
     ValueError, TypeError, LookupError, OverflowError
         If it is damaged; `DAMAGED` contains them.
     """
-    return _Machine(names, persistent).run(stream)
+    return _PickleMachine(names, persistent).run(stream)
 
 
-class _Machine:
+class _PickleMachine:
     """Interpreter of a pickle, with one method call per instruction."""
 
     def __init__(self, names: Names, persistent: Callable[[Any], Any] | None) -> None:
@@ -198,7 +198,7 @@ class _Machine:
             try:
                 push(self.names[module, found])
             except KeyError:
-                raise Refused(f"{module}.{found}") from None
+                raise UnsafePickle(f"{module}.{found}") from None
         elif name == "REDUCE" or (name == "NEWOBJ" and isinstance(self.names, Lenient)):
             kind, arguments = self.popped(2)
             if not callable(kind) or not isinstance(arguments, tuple):
@@ -211,7 +211,7 @@ class _Machine:
             push(self.persistent(*self.popped(1)))
         elif name not in ("PROTO", "FRAME"):
             what = "outside the file" if "PERSID" in name else f"made by {name}"
-            raise Refused(f"an object {what}")
+            raise UnsafePickle(f"an object {what}")
 
     def popped(self, count: int) -> list[Any]:
         """Pop `count` values from the stack, down to the last mark at most."""
@@ -258,7 +258,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     program = read_file("cifar", path)
     try:
         content = run_pickle(io.BytesIO(program), STANDINS)
-    except Refused as error:
+    except UnsafePickle as error:
         raise ValueError(
             f"{path}: expected only arrays, strings and numbers, got a pickle that refers to "
             f"{one_line(error)}; nothing was executed: delete the file and download it from a "

@@ -65,17 +65,17 @@ class Backend:
     threads: int
     isa: str
     autotuner: Autotuner
-    linear: reference.Linear
-    conv: reference.Conv
-    pool: reference.Pool
-    norm: reference.Norm
-    fused: reference.Fused
-    attention: reference.Attention
-    recurrent: reference.Recurrent
-    elementwise: reference.Elementwise
-    loss: reference.Loss
-    update: reference.Update
-    random: reference.Random
+    linear: reference.LinearKernels
+    conv: reference.ConvKernels
+    pool: reference.PoolKernels
+    norm: reference.NormKernels
+    fused: reference.FusedKernels
+    attention: reference.AttentionKernels
+    recurrent: reference.RecurrentKernels
+    elementwise: reference.ElementwiseKernels
+    loss: reference.LossKernels
+    update: reference.UpdateKernels
+    random: reference.RandomKernels
     memory: Any = None
     keeps_values: bool = False
     gates: bool = True

@@ -12,7 +12,7 @@ import numpy as np
 
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference import FAMILIES, Norm
+from pydtnn.kernels.reference import FAMILIES, NormKernels
 
 
 class Idle:
@@ -119,7 +119,7 @@ class IdleNorm(Idle):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        host = Norm(np)
+        host = NormKernels(np)
         self.sums_length = norm.sums_length
         self.moments, self.constant_sums = host.moments, host.constant_sums
 

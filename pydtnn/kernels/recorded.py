@@ -67,7 +67,7 @@ class MovedInput:
         return start < self.start + self.nbytes and self.start < start + max(array.nbytes, 1)
 
 
-class Recorder:
+class KernelRecorder:
     """Records calls of kernels in a context `recording`.
 
     Arrays that are made in the backend's pool meanwhile are replaced by aliases, so that the pool

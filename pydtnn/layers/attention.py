@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.attention import AttentionDropout
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
-from pydtnn.layers.blocks import Block, Graph
+from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
@@ -107,7 +107,7 @@ class DotProductAttention(TakesLengths):
             return dx
         return dx, self.backend.zeros((len(x), 1), self.dtype)
 
-    def _dropped(self, context: StepContext) -> Dropped | None:
+    def _dropped(self, context: StepContext) -> AttentionDropout | None:
         """Return the key of the mask in training."""
         if not context.training or self.dropout == 0:
             return None
@@ -115,7 +115,7 @@ class DotProductAttention(TakesLengths):
             raise self.fail("training requires the ids of the samples; set StepContext.samples")
         samples = self.backend.to_numpy(context.samples)
         key = context.seed, self.stream, int(context.epoch), samples
-        return Dropped(self.dropout, *key, self.first_head)
+        return AttentionDropout(self.dropout, *key, self.first_head)
 
     def pairs(self) -> int:
         """Count the pairs of a query and a key of a sample, for which a head has weights."""
@@ -199,7 +199,7 @@ class MultiHeadAttention(Block):
         self.bias = check_bool(who, "bias", bias)
         self._parts: tuple[Layer, ...] = ()
 
-    def wire(self, graph: Graph, *inputs: Node) -> Node:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect the projections and the attention; a second use shares their parameters."""
         shapes = " and ".join(str(node.shape) for node in inputs)
         if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:

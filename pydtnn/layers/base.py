@@ -426,7 +426,7 @@ class Finisher(ABC):
         -------
         Array or Deferred
             For a deferred input it may be deferred too: with its values in `array`, after the mask
-            of the input's ReLU, and the sums of `Fused.gate`.
+            of the input's ReLU, and the sums of `FusedKernels.gate`.
         """
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol, cast, overload
+from typing import TYPE_CHECKING, Protocol, cast, overload
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node, Outputs, nodes
 from pydtnn.layers.reshape import Identity
 from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.moved import renamed
 from pydtnn.utils.names import NotCallable
 
 
-class Graph(Protocol):
+class GraphBuilder(Protocol):
     """The graph of a model, to which a block adds its parts: `pydtnn.model.graph.Graph`."""
 
     @overload
@@ -38,7 +39,7 @@ class Block(NotCallable, StoresArguments, ABC):
         self.name = name
 
     @abstractmethod
-    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
         """Add the parts to `graph`, fed by `inputs`; return the node that is the block's output."""
 
 
@@ -68,7 +69,7 @@ class Sequential(Block):
     def __iter__(self) -> Iterator[Net]:
         return iter(self.parts)
 
-    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
         """Connect each part to the one before."""
         for i, part in enumerate(self.parts):
             outputs = graph.add(part, *inputs, label=str(i))
@@ -94,7 +95,7 @@ class Branches(Block):
         self.parts = parts
         self.merge = merge
 
-    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
         """Connect every part to the inputs, and the merge to every part."""
         outputs = [graph.add(p, *inputs, label=str(i)) for i, p in enumerate(self.parts)]
         return graph.add(self.merge, *chain(*map(nodes, outputs)), label="merge")
@@ -119,10 +120,14 @@ class Residual(Branches):
         shortcut = Identity() if shortcut is None else shortcut
         super().__init__(body, shortcut, merge=Add(), name=name)
 
-    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
         """Connect body and shortcut to the input; an identity shortcut adds no node."""
         body, shortcut = self.parts
         y = nodes(graph.add(body, *inputs, label="body"))
         identity = isinstance(shortcut, Identity) and len(inputs) == 1
         x = inputs if identity else nodes(graph.add(shortcut, *inputs, label="shortcut"))
         return graph.add(self.merge, *y, *x, label="add")
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = renamed(__name__)

@@ -10,11 +10,11 @@ from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.collectives import BATCH, Steps, Sum
-from pydtnn.layers.parameters import Cut, Parameter, Part
+from pydtnn.layers.parameters import Cut, Parameter, ParameterPart
 from pydtnn.utils.split import even_cuts
 
 
-class Place(Protocol):
+class MeshPlace(Protocol):
     """The attributes of a mesh that tell a layer which part of its work a rank has."""
 
     @property
@@ -69,7 +69,7 @@ class Communicating(ABC):
         model calls `forward` and `backward`.
     """
 
-    mesh: Place | None = None
+    mesh: MeshPlace | None = None
 
     def even_cut(self, dim: int, axis: str, size: int) -> Cut:
         """Return a cut of `size` items into even parts, one for each rank along an axis.
@@ -110,7 +110,7 @@ class Communicating(ABC):
             return
         shape = list(parameter.shape)
         shape[cut.dim] = cut.bounds[-1]
-        parameter.become_part(Part(tuple(shape), (cut,)), self.mesh.position)
+        parameter.become_part(ParameterPart(tuple(shape), (cut,)), self.mesh.position)
 
     def communicates(self, *, training: bool, joint: bool) -> bool:
         """Return whether the layer exchanges anything in such a pass; by default if on a mesh.

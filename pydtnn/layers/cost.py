@@ -31,7 +31,7 @@ class Cost(NamedTuple):
         return self + Cost(0, self.flops_forward, 0, self.bytes_forward)
 
 
-NOTHING = Cost(0, 0, 0, 0)
+NO_COST = Cost(0, 0, 0, 0)
 """The cost of a pass that only passes arrays on."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
-from pydtnn.layers.blocks import Block, Graph
+from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
@@ -404,7 +404,7 @@ class MixtureOfExperts(Block):
         self._router = Linear(count, bias=False, initializer=initializer, name="router")
         self._experts = Experts(hidden, initializer=initializer, name="experts", **options)
 
-    def wire(self, graph: Graph, *inputs: Node) -> Node:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect the router, and the experts to it; a second use shares their parameters."""
         if len(inputs) != 1:
             raise ValueError(f"MixtureOfExperts: expected one input, got {len(inputs)}")

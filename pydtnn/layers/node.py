@@ -31,7 +31,7 @@ class Node:
         all of it.
     layout : mapping of str to State
         How the output is spread over the ranks along the axes of a mesh, see
-        `pydtnn.layers.exchange`; axes along which it is whole may be omitted.
+        `pydtnn.model.partition.exchange`; axes along which it is whole may be omitted.
     """
 
     def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:

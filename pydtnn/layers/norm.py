@@ -135,7 +135,7 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
         return shape
 
     def forward_sums(self, *xs: Array, context: StepContext) -> Array:
-        """Return the sums of `Norm.statistics`."""
+        """Return the sums of `NormKernels.statistics`."""
         (x,) = xs
         length = self.backend.norm.sums_length(x.shape[-1], self.dtype)
         sums = self.backend.empty((length,), "float64")
@@ -143,7 +143,7 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
         return sums
 
     def given_sums(self, context: StepContext, total: Array | None) -> tuple[Array, Number] | None:
-        """Return sums, as of `Norm.statistics`, from outside the batch, with their number of rows.
+        """Return sums, as of `NormKernels.statistics`, from outside the batch, and their rows.
 
         Outside training, and for a frozen layer, these represent the running values with infinitely
         many rows, so that backward treats them as constants. In training they are the total of all

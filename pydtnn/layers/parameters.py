@@ -67,7 +67,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """The part of an array that each rank of a mesh stores.
 
     Parameters
@@ -146,7 +146,7 @@ def _cut_shape(
     return tuple(part)
 
 
-class Entry(NamedTuple):
+class BucketEntry(NamedTuple):
     """Position of a parameter in its bucket's flat arrays."""
 
     name: str
@@ -205,7 +205,7 @@ class Parameter(SuggestsNames):
     """
 
     added = False
-    part: Part | None = None
+    part: ParameterPart | None = None
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class Parameter(SuggestsNames):
         """Shape of the parameter of the network, of which a rank may have a part."""
         return self.shape if self.part is None else self.part.shape
 
-    def become_part(self, part: Part, position: Mapping[str, int]) -> None:
+    def become_part(self, part: ParameterPart, position: Mapping[str, int]) -> None:
         """Make this parameter a part of a larger one of the same name, with its initial values.
 
         Raises
@@ -370,7 +370,7 @@ class Bucket:
     stop: int
     values: Array
     grads: Array
-    parameters: tuple[Entry, ...]
+    parameters: tuple[BucketEntry, ...]
     ready_at: int
     group: str
     buffer: ParameterBuffer
@@ -581,7 +581,7 @@ class ParameterBuffer:
             last = first + len(members)
             start, stop = offsets[first], offsets[last]
             entries = tuple(
-                Entry(
+                BucketEntry(
                     p.name,
                     p.shape,
                     slice(o - start, o - start + p.size),

@@ -17,7 +17,7 @@ from pydtnn.layers.cost import Cost
 
 
 @dataclass(frozen=True)
-class GatheredAgain:
+class Regathered:
     """How to gather an output from the parts of ranks again.
 
     The backward loop does so before it runs the layer that has saved this (`kept`), which receives
@@ -50,7 +50,7 @@ class Recomputed:
     """
 
     array: Array
-    again: Callable[[], Array] | GatheredAgain
+    again: Callable[[], Array] | Regathered
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class TakesRecomputed:
         False for a subclass that overrides `forward` or `backward`, unless it declares it.
     saves_kept : bool
         Whether `kept` of the only input is all that forward saves, so that this may be
-        `GatheredAgain`.
+        `Regathered`.
     """
 
     takes_recomputed = saves_kept = False

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
-from pydtnn.layers.blocks import Block, Graph
+from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.initializers import Initializer, Uniform
@@ -308,7 +308,7 @@ class Recurrent(Block):
         self.bias, self.initializer = check_bool(who, "bias", bias), initializer
         self._stack: list[list[RecurrentLayer]] = []
 
-    def wire(self, graph: Graph, *inputs: Node) -> Node:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect layers and directions; a second use shares their parameters."""
         shapes = " and ".join(str(node.shape) for node in inputs)
         if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:

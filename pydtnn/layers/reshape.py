@@ -6,7 +6,7 @@ from math import prod
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
-from pydtnn.layers.cost import NOTHING, Cost
+from pydtnn.layers.cost import NO_COST, Cost
 
 
 class Identity(Layer):
@@ -26,7 +26,7 @@ class Identity(Layer):
 
     def cost(self, batch: int) -> Cost:
         """No work."""
-        return NOTHING
+        return NO_COST
 
 
 class Reshape(Layer):
@@ -69,7 +69,7 @@ class Reshape(Layer):
 
     def cost(self, batch: int) -> Cost:
         """No work."""
-        return NOTHING
+        return NO_COST
 
 
 class Flatten(Reshape):

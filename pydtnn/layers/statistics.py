@@ -15,7 +15,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.parameters import Part
+from pydtnn.layers.parameters import ParameterPart
 
 RUNNING = ("running_mean", "running_variance")
 """Names of the arrays of a statistic, after its own name."""
@@ -32,7 +32,7 @@ class Statistic:
     momentum : float
         Weight of a new step: ``running = (1 - momentum) running + momentum new``.
     length : int, optional
-        Length of `sums`, as returned by `Norm.sums_length`; by default 1 + 2 C.
+        Length of `sums`, as returned by `NormKernels.sums_length`; by default 1 + 2 C.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Statistic:
         self.mean: Array
         self.variance: Array
         self.frozen = False
-        self.part: Part | None = None
+        self.part: ParameterPart | None = None
         self._totals: dict[str | None, Array] = {}
 
     def add_total(self, layer: str | None, total: Array) -> None:

@@ -30,7 +30,7 @@ from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.registry import Registry
 from pydtnn.utils.validate import check_float, check_int
 
-Given = Sequence[float] | np.ndarray | Mapping[Any, float]
+WeightsLike = Sequence[float] | np.ndarray | Mapping[Any, float]
 
 
 class ClassWeights:
@@ -50,7 +50,7 @@ class ClassWeights:
         If weights are not numbers of at least 0, or all are 0.
     """
 
-    def __init__(self, who: str, given: Given) -> None:
+    def __init__(self, who: str, given: WeightsLike) -> None:
         self.who = who
         pairs = given.items() if isinstance(given, Mapping) else enumerate(_list(who, given))
         self.weights: dict[int, float] = {}
@@ -284,7 +284,7 @@ class CategoricalCrossEntropy(_ClassLoss):
     def __init__(
         self,
         label_smoothing: float = 0.0,
-        class_weights: Given | None = None,
+        class_weights: WeightsLike | None = None,
         ignore_index: int | None = None,
     ) -> None:
         who = "CategoricalCrossEntropy"

@@ -43,7 +43,7 @@ def replaced(
 
 
 def take_apart(model: Any) -> tuple[Any, ...]:
-    """Return what `put_together` makes a copy of a model from, without objects of a process.
+    """Return what `rebuild_model` makes a copy of a model from, without objects of a process.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def take_apart(model: Any) -> tuple[Any, ...]:
     return type(model), options, model.frozen, model.state(), attributes
 
 
-def put_together(parts: tuple[Any, ...], backend: Backend | None = None) -> Any:
+def rebuild_model(parts: tuple[Any, ...], backend: Backend | None = None) -> Any:
     """Return a copy of a model, by default on a new backend."""
     kind, options, frozen, state, attributes = parts
     name, threads = options["backend"]

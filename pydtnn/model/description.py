@@ -48,7 +48,7 @@ class Layers(list[Layer]):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class NodeSpec:
     """A node of the graph.
 
     Attributes
@@ -89,7 +89,7 @@ class Description:
     """
 
     inputs: tuple[tuple[str, Shape], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[NodeSpec, ...]
     outputs: tuple[str, ...]
     fused: bool
 
@@ -108,13 +108,13 @@ def describe(
     """
     names: dict[Node, str] = {}
     first: dict[int, str] = {}  # name of the first node of each layer
-    parts: list[Part] = []
+    parts: list[NodeSpec] = []
     for node in nodes:
         names[node] = node.name
         if node not in inputs:
             same_as = first.setdefault(id(node.layer.source or node.layer), names[node])
             parts.append(
-                Part(
+                NodeSpec(
                     names[node],
                     construction_of(node.layer),
                     tuple(names[source] for source in node.inputs),

@@ -23,10 +23,10 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.collectives import Collective, Pending
 from pydtnn.layers.communicating import CommunicatingFinisher
-from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.model.graph import Graph, Node
-from pydtnn.model.parts import Part
+from pydtnn.model.partition.exchange import Exchange
+from pydtnn.model.parts import GraphPart
 from pydtnn.model.passes import Pass, Run, calls
 
 CollectiveCall = tuple[Node, Collective]
@@ -87,7 +87,7 @@ class ForwardPass:
 
 def forward_loop(
     graph: Graph,
-    part: Part,
+    part: GraphPart,
     xs: tuple[Array, ...],
     context: StepContext,
     run: Run,
@@ -180,7 +180,7 @@ class BackwardPass:
 
 def backward_loop(
     graph: Graph,
-    part: Part,
+    part: GraphPart,
     dys: tuple[Array, ...],
     residuals: list[Saved],
     run: Run,

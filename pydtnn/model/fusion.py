@@ -72,7 +72,7 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
             node.layer = FusedConv2d(node.layer)
     for node in graph.nodes:
         _pool_first(node, outputs)
-    pass_ = _Pass(outputs)
+    pass_ = _FusionPass(outputs)
     for node in reversed(graph.nodes):  # the end of a pattern is visited before its inputs
         if node not in pass_.absorbed:
             pass_.visit(node)
@@ -183,7 +183,7 @@ def _pool_first(node: Node, outputs: tuple[Node, ...]) -> None:
         node.layer, relu.input_shapes, relu.output_shape = relu, (node.shape,), node.shape
 
 
-class _Pass:
+class _FusionPass:
     def __init__(self, outputs: tuple[Node, ...]) -> None:
         self.outputs = outputs
         self.absorbed: set[Node] = set()

@@ -191,7 +191,7 @@ class Cached:
             elif isinstance(node.layer, PositionalEmbedding):
                 values[node] = xs[0] + node.layer.w.value[place]
             else:
-                values[node] = at_one_position(node.layer, place).forward(*xs, context=INFERENCE)[0]
+                values[node] = single_position(node.layer, place).forward(*xs, context=INFERENCE)[0]
         self.count += 1
         self.logits = self.model.backend.to_numpy(values[graph.outputs[0]][:, 0])
         return self.logits
@@ -211,7 +211,7 @@ class Cached:
         return y.reshape(len(qkv), 1, features)
 
 
-def at_one_position(layer: Layer, place: int) -> Layer:
+def single_position(layer: Layer, place: int) -> Layer:
     """Return a copy of a layer for sequences of one position, with the same parameters."""
     one: Any = copy.copy(layer)
     one.input_shapes = tuple((1, *shape[1:]) for shape in layer.input_shapes)

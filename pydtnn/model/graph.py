@@ -10,12 +10,12 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net
-from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
 from pydtnn.layers.reshape import Identity
-from pydtnn.model.parts import Part, PartSizes, find_parts
+from pydtnn.model.partition.exchange import Exchange
+from pydtnn.model.parts import GraphPart, PartSizes, find_parts
 from pydtnn.model.passes import BatchParts, GatheredOutputs, Hook, LatePasses, may_be_late
 
 
@@ -53,7 +53,7 @@ class Graph:
         self.dtype = np.dtype(dtype)
         self.nodes: list[Node] = []
         self.outputs: tuple[Node, ...] = ()
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[GraphPart, ...] = ()
         self.hooks: list[Hook] = []  # of features, around the passes of nodes
         self.late: tuple[Hook, ...] = ()  # around these
         self._scope: list[str] = []
@@ -205,11 +205,11 @@ class Graph:
         self._find_shared()
         self.find_trained()
 
-    def part(self, number: int | None) -> Part:
+    def part(self, number: int | None) -> GraphPart:
         """Return one of the parts; None: all nodes."""
         if number is not None or len(self.parts) == 1:
             return self.parts[number or 0]
-        return Part(self.inputs, tuple(self.nodes[len(self.inputs) :]), self.outputs)
+        return GraphPart(self.inputs, tuple(self.nodes[len(self.inputs) :]), self.outputs)
 
     def find_trained(self) -> None:
         """Determine which gradients are needed, at the start and after `Parameter.frozen` changed.

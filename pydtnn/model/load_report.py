@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 
 MAX_LISTED_NAMES = 4
 """Number of names up to which a difference is listed; more belong to another network."""
@@ -68,14 +68,14 @@ class LoadReport:
         ]
         if problems:
             advice = advice_of(self.mismatched.values()) if advise and self.mismatched else ""
-            raise ValueError(f"{which} the model: {some(problems)}{advice}")
+            raise ValueError(f"{which} the model: {shorten(problems)}{advice}")
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.missing) + len(self.mismatched)
         shapes = [f"{name} {given} for {own}" for name, (given, own) in self.mismatched.items()]
         lines = [f"loaded {len(self.loaded)} of {total} arrays"]
         lines += [
-            f"  {what}: {some(names)}"
+            f"  {what}: {shorten(names)}"
             for what, names in (
                 ("missing, not changed", self.missing),
                 ("other shape, not changed", shapes),

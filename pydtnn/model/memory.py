@@ -19,10 +19,10 @@ from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.collectives import AllGather, Collective, Pending
-from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.node import Node
 from pydtnn.layers.statistics import RunningStatistics, Statistic
-from pydtnn.model.stage import Network
+from pydtnn.model.partition.exchange import Exchange
+from pydtnn.model.stage import ModelLike
 from pydtnn.utils.request import Completed, Request
 
 CLASS_NUMBERS, POSITION_NUMBERS = 4, 2
@@ -163,7 +163,7 @@ class Memory:
 
 
 def forecast_memory(
-    model: Network, batch: int, *, slots: int = 0, cuts: Sequence[int] | None = None
+    model: ModelLike, batch: int, *, slots: int = 0, cuts: Sequence[int] | None = None
 ) -> Memory:
     """Run a step without computation.
 
@@ -200,7 +200,7 @@ class Forecast:
     """
 
     def __init__(
-        self, model: Network, batch: int, slots: int, in_flight: int = 1, halved: int = 0
+        self, model: ModelLike, batch: int, slots: int, in_flight: int = 1, halved: int = 0
     ) -> None:
         self._model = model
         self._slots = slots
@@ -261,7 +261,7 @@ class Rehearsal:
         Messages of the last step, by layer.
     """
 
-    def __init__(self, model: Network, batch: int, in_flight: int = 1, halved: int = 0) -> None:
+    def __init__(self, model: ModelLike, batch: int, in_flight: int = 1, halved: int = 0) -> None:
         self.model, self.backend = model, model.backend
         self.in_flight, self.halved = in_flight, halved
         self.memory: Any = self.backend.memory
@@ -338,7 +338,7 @@ class Rehearsal:
 
 
 def _with_slots(
-    model: Network, batch: int, slots: int, threshold: int, in_flight: int, halved: int
+    model: ModelLike, batch: int, slots: int, threshold: int, in_flight: int, halved: int
 ) -> Rehearsal:
     """Return a rehearsal of a model's copy, with the flat arrays of an optimizer."""
     backend = dry_backend(model.backend, threshold)
@@ -351,7 +351,7 @@ def _with_slots(
     return found
 
 
-def _dry_copy(model: Network, backend: Backend) -> Network:
+def _dry_copy(model: ModelLike, backend: Backend) -> ModelLike:
     """Copy a model onto a dry backend, with parameters without values."""
     known: dict[int, Any] = {id(model.backend): backend, id(model.observer): None}
     if model.mesh is not None:

@@ -16,12 +16,11 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.conv import Conv2d
-from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
-from pydtnn.model.copying import put_together, take_apart
+from pydtnn.model.copying import rebuild_model, take_apart
 from pydtnn.model.description import Layers, describe
 from pydtnn.model.execution import (
     Communicate,
@@ -32,21 +31,22 @@ from pydtnn.model.execution import (
     run_together,
 )
 from pydtnn.model.formats import Formats, Rounder, read_formats
+from pydtnn.model.full_arrays import FullArrays
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.halves import FirstHalf, SecondHalf, second_half, suffix
 from pydtnn.model.load_report import LoadReport, checksum
-from pydtnn.model.parts import Part
-from pydtnn.model.passes import Ready, Reports, compose
+from pydtnn.model.partition.exchange import Exchange
+from pydtnn.model.parts import GraphPart
+from pydtnn.model.passes import BucketReporter, Reports, compose
 from pydtnn.model.pieces import Piece, part_piece
+from pydtnn.model.pipeline.schedules import Schedule, find, placement
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
-from pydtnn.model.recompute import Dropped, Dropping, Restoring, cut
+from pydtnn.model.recompute import DroppedSegment, Dropping, Restoring, cut
 from pydtnn.model.recompute_choice import Recompute, check_recompute, find_cuts
 from pydtnn.model.stage import create_pipeline
 from pydtnn.model.summary import represent_model, summarize
-from pydtnn.model.whole import WholeArrays
-from pydtnn.parallel.pipeline.schedules import Schedule, find, placement
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
@@ -492,7 +492,7 @@ class Model(NotCallable, StoresArguments, Predictor):
         options = {"suffix": suffix} if inputs_only else {}
         reports = Reports.to(self.observer, several=len(dys) > 1, **options)
         hooks = [*self.graph.hooks, *reports]
-        again = [Restoring(hooks)] if any(Dropped in map(type, r) for r in residuals) else []
+        again = [Restoring(hooks)] if any(DroppedSegment in map(type, r) for r in residuals) else []
         hooks = [*([FirstHalf()] if inputs_only else []), *hooks, *self.graph.late, *again]
         buckets = () if inputs_only else self.buckets_of(part)
         loops = [
@@ -502,7 +502,7 @@ class Model(NotCallable, StoresArguments, Predictor):
                 dy if isinstance(dy, tuple) else (dy,),
                 saved,
                 compose(backward_node, hooks, "backward"),
-                [Ready(buckets, on_ready, shard).after, *filter(None, [after_node])],
+                [BucketReporter(buckets, on_ready, shard).after, *filter(None, [after_node])],
                 joint=joint,
             )
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
@@ -543,9 +543,9 @@ class Model(NotCallable, StoresArguments, Predictor):
             buffer.accumulate = accumulate
         hooks = [*self.graph.hooks, *Reports.to(self.observer), SecondHalf()]
         run = compose(second_half, hooks, "parameters")
-        ready = Ready(self.buckets_of(part), on_ready, 0)
+        ready = BucketReporter(self.buckets_of(part), on_ready, 0)
         after = [ready.after, *filter(None, [after_node])]
-        layers = Part((), self.graph.part(part).layers, ())
+        layers = GraphPart((), self.graph.part(part).layers, ())
         loop = backward_loop(self.graph, layers, (), residuals, run, after, joint=False)
         run_together([loop], self.communicate, [hook.begin() for hook in hooks])
 
@@ -728,10 +728,10 @@ class Model(NotCallable, StoresArguments, Predictor):
         self.graph.find_overwrites(self.segments.checkpoints)
 
     @property
-    def whole(self) -> WholeArrays:
+    def whole(self) -> FullArrays:
         """Conversion of this rank's arrays to those of the whole network."""
         others = None if self.pipeline is None else self.pipeline.shapes
-        return WholeArrays(self.mesh, self.parameters.values(), self.statistics.statistics, others)
+        return FullArrays(self.mesh, self.parameters.values(), self.statistics.statistics, others)
 
     def _own_state(self) -> dict[str, np.ndarray]:
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
@@ -785,10 +785,10 @@ class Model(NotCallable, StoresArguments, Predictor):
         self.loaded, self.given = None, {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return put_together, (take_apart(self),)
+        return rebuild_model, (take_apart(self),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return put_together(copy.deepcopy(take_apart(self), memo), self.backend)
+        return rebuild_model(copy.deepcopy(take_apart(self), memo), self.backend)
 
     def __repr__(self) -> str:
         return represent_model(self, self.description)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydtnn.layers.node import Node
 
 
-class Part(NamedTuple):
+class GraphPart(NamedTuple):
     """Nodes that run in one pass: all, or those of one of a rank's stages of a pipeline.
 
     Attributes
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class PartSizes(NamedTuple):
-    """Numbers of inputs of the model, of received values, and of outputs of a `Part`."""
+    """Numbers of inputs of the model, of received values, and of outputs of a `GraphPart`."""
 
     reads: int
     receives: int
@@ -38,7 +38,7 @@ def find_parts(
     outputs: Sequence[Node],
     sizes: Sequence[PartSizes],
     input_gradient: bool,
-) -> tuple[tuple[Part, ...], list[Node]]:
+) -> tuple[tuple[GraphPart, ...], list[Node]]:
     """Divide the nodes of a graph; a layer is in the part of its inputs.
 
     Parameters
@@ -67,7 +67,7 @@ def find_parts(
     for node in layers:
         place[node] = place[node.inputs[0]]
     parts = tuple(
-        Part(own, tuple(node for node in layers if place[node] == number), results)
+        GraphPart(own, tuple(node for node in layers if place[node] == number), results)
         for number, (own, results) in enumerate(ends)
     )
     return parts, differentiated

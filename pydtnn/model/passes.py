@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Bucket
-from pydtnn.layers.recomputed import GatheredAgain
+from pydtnn.layers.recomputed import Regathered
 from pydtnn.utils.observer import HALVES, RECOMPUTED, Kind, Observer
 from pydtnn.utils.split import even_cut
 
@@ -166,7 +166,7 @@ class GatheredOutputs(Hook):
 
         def gathering(node: Node, state: Any) -> Pass:
             saved = state.residuals[node.index]
-            if isinstance(saved, GatheredAgain):
+            if isinstance(saved, Regathered):
                 state.residuals[node.index] = yield from calls(node.inputs[0], saved.steps())
             return (yield from run(node, state))
 
@@ -238,7 +238,7 @@ def may_be_late(node: Node) -> bool:
     return isinstance(node.layer, OnlyCommunicating)
 
 
-class Ready:
+class BucketReporter:
     """Report each bucket as soon as the node that completes its gradients has run."""
 
     def __init__(

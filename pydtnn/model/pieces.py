@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.parameters import Part
+from pydtnn.layers.parameters import ParameterPart
 
 Box = tuple[slice, ...]
 """A range of indices along each axis."""
@@ -146,14 +146,16 @@ class Piece:
                 self.values[here] = staged
 
 
-def whole_piece(name: str, values: Array) -> Piece:
+def full_piece(name: str, values: Array) -> Piece:
     """Return the piece of a rank that has all of an array."""
     length = int(values.size)
     region = Region(name, values.dtype.name, tuple(values.shape), (length,), (0,), (length,))
     return Piece(region, values.reshape(-1))
 
 
-def part_piece(name: str, values: Array, part: Part | None, position: Mapping[str, int]) -> Piece:
+def part_piece(
+    name: str, values: Array, part: ParameterPart | None, position: Mapping[str, int]
+) -> Piece:
     """Return the piece of a rank that has a part of an array.
 
     Parameters
@@ -167,7 +169,7 @@ def part_piece(name: str, values: Array, part: Part | None, position: Mapping[st
         This rank's position in the mesh.
     """
     if part is None:
-        return whole_piece(name, values)
+        return full_piece(name, values)
     ranges = {cut.dim: cut.range(position) for cut in part.grid_cuts}
     grid: list[int] = []
     starts: list[int] = []

@@ -13,7 +13,7 @@ from pydtnn.model.description import Parameters
 from pydtnn.model.graph import Graph
 
 
-class Placement(NamedTuple):
+class FlatArrays(NamedTuple):
     """The flat arrays of a model, and its parameters in the order backward completes them."""
 
     buffers: tuple[ParameterBuffer, ...]
@@ -24,7 +24,7 @@ class Placement(NamedTuple):
 
 def place_parameters(
     graph: Graph, bucket_bytes: Sequence[int], rounding: Rounding | None = None
-) -> Placement:
+) -> FlatArrays:
     """Allocate the flat arrays of all parameters, without values.
 
     Parameters
@@ -57,7 +57,7 @@ def place_parameters(
         options["gradients"] = any(node in graph.trained for _, node in constant)
     frozen = [ParameterBuffer(constant, backend=graph.backend, **options)] if constant else []
     buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
-    return Placement(
+    return FlatArrays(
         tuple(buffers),
         tuple(frozen),
         tuple(sorted(buckets, key=lambda b: -b.ready_at)),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.recomputed import Recomputing
+from pydtnn.model.partition.exchange import Exchange
 from pydtnn.model.passes import Hook, Pass, Run
 
 BeforeLayer = Callable[[Sequence[Bucket], Sequence[Bucket]], None]

@@ -288,7 +288,7 @@ class Segments:
         return next((part for part in self.parts if part.start <= index < part.stop), None)
 
 
-KEPT_ALL = Segments()
+KEEP_ALL = Segments()
 """Without recomputation."""
 
 
@@ -345,9 +345,9 @@ class Dropping(Hook):
         self._segments = segments
 
     def forward(self, run: Run) -> Run:
-        """Return a node's saved values, or the `Dropped` that computes them again."""
+        """Return a node's saved values, or the `DroppedSegment` that computes them again."""
         segments = self._segments
-        dropped: Dropped | None = None
+        dropped: DroppedSegment | None = None
 
         def dropping(node: Node, state: Any) -> Pass:
             nonlocal dropped
@@ -356,7 +356,7 @@ class Dropping(Hook):
                 y = y.array
             if dropped is None or node.index >= dropped.segment.stop:
                 segment = segments.of(node.index)
-                dropped = None if segment is None else Dropped(segment, state)
+                dropped = None if segment is None else DroppedSegment(segment, state)
             if dropped is not None:
                 dropped.add(node, saved, y)
                 saved = dropped
@@ -371,7 +371,7 @@ class Dropping(Hook):
         return dropping
 
 
-class Dropped:
+class DroppedSegment:
     """A segment of one pass whose values were dropped.
 
     Parameters
@@ -446,12 +446,12 @@ class Restoring(Hook):
 
         def restoring(node: Node, state: Any) -> Pass:
             dropped, layer = state.residuals[node.index], node.layer
-            if isinstance(dropped, Dropped):
+            if isinstance(dropped, DroppedSegment):
                 yield from dropped.restore(state.residuals, self._hooks)
             if isinstance(layer, Finisher) and layer.finishes:
                 source = node.inputs[0].index
                 dropped = state.residuals[source]
-                if isinstance(dropped, Dropped) and source in dropped.outputs:
+                if isinstance(dropped, DroppedSegment) and source in dropped.outputs:
                     yield from dropped.restore(state.residuals, self._hooks)
             del dropped
             return (yield from run(node, state))

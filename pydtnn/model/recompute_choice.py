@@ -7,7 +7,7 @@ from math import prod
 
 from pydtnn.model.memory import Forecast
 from pydtnn.model.recompute import Cuts, named_cuts
-from pydtnn.model.stage import Network
+from pydtnn.model.stage import ModelLike
 from pydtnn.utils.units import quantity
 from pydtnn.utils.validate import check_int
 
@@ -24,7 +24,7 @@ Recompute = int | str | Sequence[str] | None
 
 
 def find_cuts(
-    model: Network,
+    model: ModelLike,
     recompute: int | tuple[str, ...] | None,
     memory_limit: int | None,
     parts: Sequence[str],

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.kernels.recorded import Call, MovedInput, Recorder
+from pydtnn.kernels.recorded import Call, KernelRecorder, MovedInput
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, LayerType, Saved, StepContext
 from pydtnn.layers.parameters import Bucket
@@ -115,7 +115,7 @@ class Calls(Observer):
 
 
 @dataclass
-class Recording:
+class PassRecording:
     """A forward and a backward pass of a shape.
 
     Attributes
@@ -126,7 +126,7 @@ class Recording:
         The memory of arrays, the first and last address of each part.
     """
 
-    recorder: Recorder
+    recorder: KernelRecorder
     forward: Calls
     backward: Calls = field(default_factory=Calls)
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -152,9 +152,9 @@ class Replays:
         self.why_not = _why_not(model)
         self.repeated = 0
         self._seen: set[Any] = set()  # shapes that the loops have run
-        self._recordings: dict[Any, Recording] = {}
+        self._recordings: dict[Any, PassRecording] = {}
         self._state: tuple[Any, ...] = ()
-        self._current: Recording | None = None  # whose backward pass is to come
+        self._current: PassRecording | None = None  # whose backward pass is to come
         self._recorded = False  # whether it is recorded now
         self._inputs: Sequence[Array] = ()  # of its forward pass
         self._claimed: list[int] = []
@@ -232,10 +232,10 @@ class Replays:
             return None
         self._recorded = True
         calls = Calls()
-        recorder = Recorder(self.backend, calls.add)
+        recorder = KernelRecorder(self.backend, calls.add)
         self._inputs, calls.inputs = recorder.inputs(inputs)
         *own, samples = self._inputs
-        self._current = Recording(recorder, calls)
+        self._current = PassRecording(recorder, calls)
         with self._watched(calls), recorder.recording():
             ((y, saved),) = model.forward_shards([tuple(own)], [replace(context, samples=samples)])
         ys = y if isinstance(y, tuple) else (y,)
@@ -309,7 +309,7 @@ class Replays:
             self._recordings.clear()
             self._current = None
 
-    def _claim(self, recording: Recording) -> bool:
+    def _claim(self, recording: PassRecording) -> bool:
         for first, last in recording.spans:
             if not self.backend.memory.claim(first, last):
                 self.finish()

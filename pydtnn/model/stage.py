@@ -35,7 +35,7 @@ PARTS_PER_RANK = 2
 """Parts per rank into which samples are divided in inference."""
 
 
-class Group(Protocol):
+class PipelineGroup(Protocol):
     """The ranks along the axis "pipeline": a communicator."""
 
     rank: int
@@ -54,7 +54,7 @@ class Group(Protocol):
         """Sum flat arrays, in place."""
 
 
-class Network(Protocol):
+class ModelLike(Protocol):
     """The interface of a `Model` for its stages, memory and summary."""
 
     backend: Backend
@@ -167,7 +167,7 @@ class Pipeline:
         self.copies: tuple[int, ...] = cut.owners.copies_of(self.rank)
         self.output_shapes = cut.output_shapes
         self._mesh, self._backend, self._dtype = mesh, backend, dtype
-        self._group: Group = cast(Group, mesh.group(PIPELINE))
+        self._group: PipelineGroup = cast(PipelineGroup, mesh.group(PIPELINE))
         self._handed: dict[tuple[int, int, int], Transfer] = {}  # between stages of this rank
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline:
@@ -284,7 +284,7 @@ class Pipeline:
 
     def forward(
         self,
-        model: Network,
+        model: ModelLike,
         x: Any,
         context: StepContext,
         *,

@@ -7,21 +7,21 @@ from typing import Any
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.layers.exchange import Exchange, Spread, describe_state
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.model.description import Description
 from pydtnn.model.memory import Memory, forecast_memory
+from pydtnn.model.partition.exchange import Exchange, Spread, describe_state
 from pydtnn.model.recompute import cut
-from pydtnn.model.stage import Network
+from pydtnn.model.stage import ModelLike
 from pydtnn.utils.split import even_cut
 from pydtnn.utils.units import align, quantity
 from pydtnn.utils.validate import check_int
 
 
-def layer_costs(model: Network, samples: int) -> dict[str, dict[str, Any]]:
+def layer_costs(model: ModelLike, samples: int) -> dict[str, dict[str, Any]]:
     """Return type, parameters and nominal work of each layer of this rank.
 
     Parameters
@@ -39,7 +39,7 @@ def layer_costs(model: Network, samples: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for node in model.graph.nodes[len(model.graph.inputs) :]:
         layer = node.layer
-        cost = layer.cost(own_samples(layer, samples))
+        cost = layer.cost(local_samples(layer, samples))
         found[node.name] = {
             "type": type(layer).__name__,
             "parameters": sum(p.size for p in layer.parameters if p.source is p),
@@ -51,7 +51,7 @@ def layer_costs(model: Network, samples: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def own_samples(layer: Layer, samples: int) -> int:
+def local_samples(layer: Layer, samples: int) -> int:
     """Return the samples that a layer computes on this rank, of those of its group's inputs."""
     if layer.batch_part is None:
         return samples
@@ -71,7 +71,7 @@ class Summary(str):
         return str(self)
 
 
-def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
+def summarize(model: ModelLike, batch: int = 1, *, slots: int = 0) -> str:
     """Describe a model in plain text.
 
     Parameters
@@ -178,7 +178,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
 class _Again:
     """The column of recomputed layers, if there are any."""
 
-    def __init__(self, model: Network, cuts: Sequence[int]) -> None:
+    def __init__(self, model: ModelLike, cuts: Sequence[int]) -> None:
         self.segments = cut(model.graph.nodes, model.graph.trained, cuts)
         self.headings = ("recomputed",) if cuts else ()
         flops = {node.index: node.layer.cost(1).flops_forward for node in model.graph.nodes}
@@ -198,7 +198,7 @@ class _Again:
 class _Parts:
     """The columns of a network that is cut over a mesh: layouts of outputs, and messages."""
 
-    def __init__(self, model: Network, memory: Memory) -> None:
+    def __init__(self, model: ModelLike, memory: Memory) -> None:
         mesh, self.sent = model.mesh, memory.sent
         axes = {*mesh.model_axes} - {PIPELINE} if mesh else None
         self.headings = ("output is", "messages", "sent") if axes else ()
@@ -220,7 +220,7 @@ class _Parts:
         return (layout or "whole", f"{volume.messages}", quantity(volume.nbytes, 1024, "B"))
 
 
-def represent_model(model: Network, description: Description) -> str:
+def represent_model(model: ModelLike, description: Description) -> str:
     """Represent a model: a line for each layer with its name, options and output shape."""
     parts = description.parts
     shown = [part.layer if not part.same_as else f"same layer as {part.same_as}" for part in parts]

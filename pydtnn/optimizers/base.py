@@ -27,12 +27,12 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.number_format import Rounding
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.kernels.reference.random import Noise, stream
-from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
-from pydtnn.optimizers.groups import Group, Groups, Options
+from pydtnn.layers.parameters import Bucket, BucketEntry, ParameterBuffer
+from pydtnn.optimizers.groups import Groups, Options, ParameterGroup
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.names import SuggestsNames, check_names, some
+from pydtnn.utils.names import SuggestsNames, check_names, shorten
 from pydtnn.utils.observer import Observer, outside, phase
 from pydtnn.utils.option import option, options_of, set_options, signature_of
 from pydtnn.utils.validate import check_float, check_int
@@ -119,7 +119,7 @@ def _itself(value: Number, axes: Axes) -> Number:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartSums:
     """Sums of numbers over the axes of a mesh along which parameters are cut.
 
     Attributes
@@ -297,7 +297,7 @@ def check_saved(who: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[
         missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
         raise ValueError(
             f"{who}: the saved state belongs to another optimizer or model: "
-            f"missing {some(missing, 3)}, unexpected {some(extra, 3)}; "
+            f"missing {shorten(missing, 3)}, unexpected {shorten(extra, 3)}; "
             "use the optimizer and model it was saved with"
         )
     for name, shape in shapes.items():
@@ -415,10 +415,10 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
         self._share: Share = FullShare()
-        self._parts = Parts()
+        self._parts = PartSums()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
-        self._runs: dict[int, tuple[Array, list[tuple[tuple[Array, ...], Group]]]] = {}
+        self._runs: dict[int, tuple[Array, list[tuple[tuple[Array, ...], ParameterGroup]]]] = {}
 
     @abstractmethod
     def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
@@ -487,7 +487,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
                 self._slots[bucket.index] = tuple(slot[kept] for slot in state)
                 self._runs[bucket.index] = bucket.grads, self._cut(bucket)
 
-    def _cut(self, bucket: Bucket) -> list[tuple[tuple[Array, ...], Group]]:
+    def _cut(self, bucket: Bucket) -> list[tuple[tuple[Array, ...], ParameterGroup]]:
         """Return the arrays of this rank's updates of a bucket, each with its group."""
         own, slots = self._own[bucket.index], self._slots[bucket.index]
         return [
@@ -522,7 +522,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
                     noise = Noise(self._rounding_seed, key, 0, np.array([self.iterations]))
                 self.rounding.apply(self.backend, part, out=part, axis=0, noise=noise)
 
-    def distribute(self, parts: Parts) -> None:
+    def distribute(self, parts: PartSums) -> None:
         """Compute norms with the gradients of all ranks of a mesh, which have parts of them."""
         self._parts = parts
 
@@ -655,7 +655,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         if self.rounding is not None:
             self._round(bucket)
 
-    def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:
+    def _places(self) -> dict[str, tuple[Bucket, int, BucketEntry]]:
         """Return the name and the position of every parameter's part of every slot."""
         return {
             f"{slot}/{entry.name}": (bucket, index, entry)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from pydtnn.layers.parameters import Entry
+from pydtnn.layers.parameters import BucketEntry
 from pydtnn.utils.names import matches, select, unknown
 from pydtnn.utils.validate import check_float
 
@@ -16,7 +16,7 @@ Options = Mapping[str, Mapping[str, float]]
 KEYS = ("lr_factor", "weight_decay")
 
 
-class Group(NamedTuple):
+class ParameterGroup(NamedTuple):
     """Options of a group of parameters.
 
     Attributes
@@ -85,16 +85,18 @@ class Groups:
         if self.options:
             select(f"{self.who}: groups", [*self.options], names)
 
-    def of(self, name: str, weight_decay: float) -> Group:
+    def of(self, name: str, weight_decay: float) -> ParameterGroup:
         """Return the group of a parameter; `weight_decay` is its default."""
         for pattern, own in self.options.items():
             if matches(pattern, name):
-                return Group(own.get("lr_factor", 1.0), own.get("weight_decay", weight_decay))
-        return Group(1.0, weight_decay)
+                return ParameterGroup(
+                    own.get("lr_factor", 1.0), own.get("weight_decay", weight_decay)
+                )
+        return ParameterGroup(1.0, weight_decay)
 
     def cut(
-        self, entries: Sequence[Entry], weight_decay: float, each: bool
-    ) -> list[tuple[slice, Group]]:
+        self, entries: Sequence[BucketEntry], weight_decay: float, each: bool
+    ) -> list[tuple[slice, ParameterGroup]]:
         """Find the ranges of a bucket that one call of an update rule may process.
 
         Parameters
@@ -111,7 +113,7 @@ class Groups:
         list of (slice, Group)
         """
 
-        def group(entry: Entry) -> Group:
+        def group(entry: BucketEntry) -> ParameterGroup:
             return self.of(entry.name, weight_decay if entry.decay else 0.0)
 
         if each:

@@ -14,7 +14,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.traffic import Traffic
 from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
-from pydtnn.layers.parameters import Cut, Part
+from pydtnn.layers.parameters import Cut, ParameterPart
 from pydtnn.utils.names import SuggestsNames, unknown
 from pydtnn.utils.validate import check_int
 
@@ -159,7 +159,7 @@ class Mesh(SuggestsNames):
         number = self._tags[axis] = self._tags.get(axis, -1) + 1
         return collective.start(self.group(axis), FIRST_TAG + number % TAGS)
 
-    def gather(self, own: np.ndarray, part: Part) -> np.ndarray:
+    def gather(self, own: np.ndarray, part: ParameterPart) -> np.ndarray:
         """Return the whole of an array of which each rank has a part. Collective."""
 
         def along(array: np.ndarray, cut: Cut) -> np.ndarray:

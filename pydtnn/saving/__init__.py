@@ -3,6 +3,7 @@
 >>> import tempfile
 >>> from pydtnn import Model
 >>> from pydtnn.layers import Linear
+>>> from pydtnn.saving import load, save_model
 >>> model = Model(Linear(3), (4,))
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     save_model(model, f"{folder}/linear.pydtnn")

@@ -25,7 +25,7 @@ from pydtnn.utils.files import (
     read_folder,
     unwritable,
 )
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 
 MODEL = "model.json"
 
@@ -48,7 +48,7 @@ def check_replaceable(who: str, path: Path) -> None:
         others = sorted(present - {WEIGHTS, MODEL, SHA256.file})
         if others or (present and MODEL not in present):
             raise ValueError(
-                f"{who}: folder {path} is not a saved model, as it contains {some(others, 3)}; "
+                f"{who}: folder {path} is not a saved model, as it contains {shorten(others, 3)}; "
                 "choose another path"
             )
 

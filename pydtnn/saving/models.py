@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.data.inputs import Input, Inputs
 from pydtnn.data.statistics import Statistics
 from pydtnn.kernels import Backend, create_backend
@@ -19,7 +18,7 @@ from pydtnn.layers.statistics import RUNNING
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.saving.folder import MODEL, read_model, write_model
-from pydtnn.saving.network import Network, layers_to_json
+from pydtnn.saving.network import SavedNetwork, layers_to_json
 from pydtnn.saving.weights import (
     NAME,
     NAMES,
@@ -34,7 +33,8 @@ from pydtnn.saving.weights import (
 )
 from pydtnn.utils.errors import describe
 from pydtnn.utils.files import parse_object
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
+from pydtnn.utils.version import __version__
 
 TASKS = ("", "classes", "labels", "numbers")
 """What an output predicts, see `pydtnn.losses.Loss.task`."""
@@ -310,10 +310,12 @@ def build_model(
         inputs, known = inputs_from_json(content)
         names, shapes = [list(column) for column in zip(*inputs, strict=True)]
         parts = names, content["layers"], content["outputs"], custom or {}
-        _check_shapes(Network(*parts), shapes, str(dtype), arrays)
+        _check_shapes(SavedNetwork(*parts), shapes, str(dtype), arrays)
     except ValueError as error:
         raise ValueError(f"{who}: {error}") from error
-    model = Model(Network(*parts), shapes, backend=backend, dtype=str(dtype), fuse=content["fused"])
+    model = Model(
+        SavedNetwork(*parts), shapes, backend=backend, dtype=str(dtype), fuse=content["fused"]
+    )
     model.load(arrays)
     model.inputs = known
     return model
@@ -341,7 +343,7 @@ def describe_model(model: Model, inputs: Inputs | None) -> bytes:
 
 
 def _check_shapes(
-    network: Network, shapes: Sequence[Shape], dtype: str, arrays: Mapping[str, np.ndarray]
+    network: SavedNetwork, shapes: Sequence[Shape], dtype: str, arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Compare the parameters of a network with weights, before memory is allocated for them.
 
@@ -365,4 +367,4 @@ def _check_shapes(
         if own.get(name) != given.get(name)
     ]
     if wrong:
-        raise ValueError(f"{WEIGHTS} does not fit {MODEL}: {some(wrong)}")
+        raise ValueError(f"{WEIGHTS} does not fit {MODEL}: {shorten(wrong)}")

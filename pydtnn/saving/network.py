@@ -14,7 +14,7 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.layers import Block, Layer
-from pydtnn.layers.blocks import Graph
+from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.model.description import Description
@@ -246,7 +246,7 @@ def layers_to_json(description: Description) -> list[dict[str, Any]]:
     return entries
 
 
-class Network(Block):
+class SavedNetwork(Block):
     """The network of a saved model, with the original names.
 
     Parameters are initialised with zeros, as weights follow.
@@ -295,7 +295,7 @@ class Network(Block):
             self.layers[name] = layer
         _require(known, outputs, "outputs")
 
-    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
         """Add the layers with their connections.
 
         Raises

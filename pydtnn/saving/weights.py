@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import ml_dtypes
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.model.load_report import LoadReport
 from pydtnn.utils.files import read_file, write_file
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 from pydtnn.utils.validate import check_bool
+from pydtnn.utils.version import __version__
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
@@ -282,7 +282,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     return arrays
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """An array in a safetensors file, and its offset in B."""
 
     name: str
@@ -296,7 +296,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_entries(start: bytes | memoryview, size: int) -> list[Entry]:
+def read_entries(start: bytes | memoryview, size: int) -> list[TensorEntry]:
     """Return the arrays in a safetensors file, in the order of their offsets.
 
     Parameters
@@ -331,7 +331,7 @@ def read_entries(start: bytes | memoryview, size: int) -> list[Entry]:
     return entries
 
 
-def _entry(name: str, entry: Mapping[str, Any], begin: int) -> Entry:
+def _entry(name: str, entry: Mapping[str, Any], begin: int) -> TensorEntry:
     shape, (first, last) = entry["shape"], entry["data_offsets"]
     if len(shape) > MAX_AXES or any(
         type(n) is not int or not 0 <= n < 1 << 62 for n in (*shape, first, last)
@@ -342,7 +342,7 @@ def _entry(name: str, entry: Mapping[str, Any], begin: int) -> Entry:
             f"expected elements of a type that NumPy supports, got {entry['dtype']}; convert them "
             "to float32"
         )
-    found = Entry(name, TYPES[entry["dtype"]], tuple(shape), begin + first)
+    found = TensorEntry(name, TYPES[entry["dtype"]], tuple(shape), begin + first)
     if last - first != found.nbytes:
         raise ValueError(f"wrong length of {name}")
     return found
@@ -386,7 +386,7 @@ def _by_rules(names: Sequence[str], rules: Rules) -> list[tuple[str, str | None]
         pairs.append((name, new))
     for key in unused:
         shown = key.pattern if isinstance(key, re.Pattern) else key
-        raise ValueError(f"rename: {shown!r} matches none of the arrays {some(names)}")
+        raise ValueError(f"rename: {shown!r} matches none of the arrays {shorten(names)}")
     return pairs
 
 

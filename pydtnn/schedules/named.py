@@ -22,7 +22,7 @@ from pydtnn.utils.validate import check_float, check_int
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingLength:
     """Parameters of the training for a named schedule.
 
     Parameters
@@ -52,16 +52,18 @@ class Run:
             )
 
 
-def _constant(run: Run) -> Schedule:
+def _constant(run: TrainingLength) -> Schedule:
     return Constant(run.lr)
 
 
-def _warmup(run: Run) -> Schedule:
+def _warmup(run: TrainingLength) -> Schedule:
     """Warm up during a tenth of the training by default."""
     return WarmUp(Constant(run.lr), run.warmup_steps or run.steps // 10)
 
 
-def _step(run: Run, boundaries: int | Sequence[int] | None = None, gamma: float = 0.1) -> Schedule:
+def _step(
+    run: TrainingLength, boundaries: int | Sequence[int] | None = None, gamma: float = 0.1
+) -> Schedule:
     """Multiply at half and three quarters of the training, like He et al. 2016, section 4.2."""
     if boundaries is None:
         boundaries = sorted({max(run.steps // 2, 1), max(run.steps * 3 // 4, 1)})
@@ -70,7 +72,7 @@ def _step(run: Run, boundaries: int | Sequence[int] | None = None, gamma: float 
     return Step(run.lr, boundaries, gamma)
 
 
-def _epochs(run: Run, epochs: int | None = None, gamma: float = 0.1) -> Schedule:
+def _epochs(run: TrainingLength, epochs: int | None = None, gamma: float = 0.1) -> Schedule:
     """Multiply every `epochs` epochs: by default twice, after each third of the training."""
     if epochs is None:
         epochs = max(-(-run.steps // (3 * run.steps_per_epoch)), 1)
@@ -79,16 +81,16 @@ def _epochs(run: Run, epochs: int | None = None, gamma: float = 0.1) -> Schedule
     )
 
 
-def _polynomial(run: Run, power: float = 1.0, final: float = 0.0) -> Schedule:
+def _polynomial(run: TrainingLength, power: float = 1.0, final: float = 0.0) -> Schedule:
     return Polynomial(run.lr, run.steps, power, final, begin=run.warmup_steps)
 
 
-def _cosine(run: Run, final: float = 0.0) -> Schedule:
+def _cosine(run: TrainingLength, final: float = 0.0) -> Schedule:
     return Cosine(run.lr, run.steps, final, begin=run.warmup_steps)
 
 
 def _cosine_restarts(
-    run: Run, epochs: int | None = None, factor: int = 1, final: float = 0.0
+    run: TrainingLength, epochs: int | None = None, factor: int = 1, final: float = 0.0
 ) -> Schedule:
     """Start again after `epochs` epochs: by default twice, after each third of the training."""
     steps = max(-(-(run.steps - run.warmup_steps) // 3), 1)
@@ -97,12 +99,12 @@ def _cosine_restarts(
     return CosineRestarts(run.lr, steps, factor, final, begin=run.warmup_steps)
 
 
-def _triangular(run: Run, rise: float = 0.2) -> Schedule:
+def _triangular(run: TrainingLength, rise: float = 0.2) -> Schedule:
     return Triangular(run.lr, run.steps, rise)
 
 
 def _one_cycle(
-    run: Run, rise: float = 0.3, start: float = 25.0, end: float = 250_000.0
+    run: TrainingLength, rise: float = 0.3, start: float = 25.0, end: float = 250_000.0
 ) -> Schedule:
     return OneCycle(run.lr, run.steps, rise, start, end)
 
@@ -118,7 +120,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "triangular": _triangular,
     "one_cycle": _one_cycle,
 }
-"""Schedules by name: functions of a `Run` and options."""
+"""Schedules by name: functions of a `TrainingLength` and options."""
 
 ALIASES = {
     "warm_up": "warmup",
@@ -175,6 +177,6 @@ def get_schedule(
         If a name or option is unknown (the message contains the nearest ones), or a number is out
         of range.
     """
-    run = Run(lr, total_steps, steps_per_epoch, warmup_steps)
+    run = TrainingLength(lr, total_steps, steps_per_epoch, warmup_steps)
     made = SCHEDULE.find(schedule).make(options, run)
     return WarmUp(made, warmup_steps) if warmup_steps else made

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pydtnn.cli.parts import PARTS
 from pydtnn.kernels.dtypes import DTYPES
-from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
+from pydtnn.model.pipeline import PIPELINE_SCHEDULES
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS
 from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.tools.perfmodel.platform import platform_names

@@ -9,9 +9,9 @@ import warnings
 from pydtnn.data import Dataset
 from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.data.loader import Loader, check_dataset
-from pydtnn.data.order import most_shards
+from pydtnn.data.order import max_shards
 from pydtnn.model import Model
-from pydtnn.parallel.pipeline import check, placement
+from pydtnn.model.pipeline import check, placement
 from pydtnn.training.setup import Setup
 
 _log = logging.getLogger("pydtnn.training")
@@ -50,7 +50,7 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
     samples = len(loader.dataset)
     last = samples - (len(loader) - 1) * loader.global_batch_size
     numbers = [
-        most_shards(n, loader.shards, loader.size)
+        max_shards(n, loader.shards, loader.size)
         for n in (min(loader.global_batch_size, samples), last)
     ]
     checked = {number: check(setup.schedule, pipeline.ranks, number) for number in {*numbers}}

@@ -21,7 +21,7 @@ import numpy as np
 
 from pydtnn.comm.traffic import Traffic
 from pydtnn.data import Batch
-from pydtnn.kernels.cuda.feed import Feed, Late
+from pydtnn.kernels.cuda.feed import Feed, LateValues
 from pydtnn.kernels.cuda.graph import Graphs
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.training.capabilities import why_not
@@ -29,7 +29,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
-from pydtnn.training.steps import Eager, Result, Steps
+from pydtnn.training.steps import Eager, Result, TrainingSteps
 from pydtnn.utils.device import Device
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Captured:
         setup.comm.traffic.repeat(fed.traffic)
         statistics.samples += len(batch)
         setup.exchange.samples += len(batch)
-        return partial(self._result, Late(self._device, totals), batch, epoch, seed, made)
+        return partial(self._result, LateValues(self._device, totals), batch, epoch, seed, made)
 
     def _make(self, batch: Batch, arrays: list[np.ndarray], names: list[str]) -> Fed:
         feed = Feed(self._device, arrays)
@@ -128,7 +128,7 @@ class Captured:
             raise
         return totals
 
-    def _result(self, late: Late, batch: Batch, epoch: int, seed: int, made: int) -> Totals:
+    def _result(self, late: LateValues, batch: Batch, epoch: int, seed: int, made: int) -> Totals:
         setup, backend = self._setup, self._backend
         totals = setup.new_totals()
         totals.values[:] = late.values()
@@ -152,7 +152,7 @@ def _arrays(batch: Batch, numbers: Mapping[str, float]) -> list[np.ndarray]:
     return [batch.x, batch.y, batch.samples, words, np.array([*numbers.values()], "float64")]
 
 
-def create_steps(setup: Setup, graph: bool) -> Steps:
+def create_steps(setup: Setup, graph: bool) -> TrainingSteps:
     """Create a trainer's steps, captured if possible and if `graph` is true."""
     reason = why_not("CUDA graph", setup) if graph else "not asked for"
     return Eager(setup, f"no CUDA graph: {reason}") if reason else Captured(setup)

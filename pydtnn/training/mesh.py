@@ -16,7 +16,7 @@ from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Parameter
 from pydtnn.model import Model
-from pydtnn.optimizers.base import Parts
+from pydtnn.optimizers.base import PartSums
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.axis_sums import further_axes
@@ -93,7 +93,7 @@ def axes_of(parameter: Parameter) -> tuple[str, ...]:
     return () if parameter.part is None else parameter.part.axes
 
 
-def create_parts(mesh: Mesh | None, copies: int = 1) -> Parts:
+def create_parts(mesh: Mesh | None, copies: int = 1) -> PartSums:
     """Return the sums over a mesh with which an optimizer computes norms.
 
     Parameters
@@ -103,7 +103,7 @@ def create_parts(mesh: Mesh | None, copies: int = 1) -> Parts:
         Ranks along "pipeline" that have the same parameters.
     """
     if mesh is None:
-        return Parts()
+        return PartSums()
     own = mesh
 
     def add(value: Number, axes: tuple[str, ...]) -> Number:
@@ -119,7 +119,7 @@ def create_parts(mesh: Mesh | None, copies: int = 1) -> Parts:
         return float(array[0])
 
     stages = tuple(axis for axis in mesh.model_axes if axis == PIPELINE)
-    return Parts(mesh.model_axes, stages, add, same) if mesh.model_axes else Parts()
+    return PartSums(mesh.model_axes, stages, add, same) if mesh.model_axes else PartSums()
 
 
 def group_of_copies(model: Model, mesh: Mesh | None) -> Communicator | None:

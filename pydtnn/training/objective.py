@@ -16,12 +16,12 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import AllGather
-from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.losses import Loss, get_loss
 from pydtnn.losses.cut import CutClasses, CutPositions
 from pydtnn.metrics import Metric, get_metric
+from pydtnn.model.partition.exchange import Exchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.metric_sums import Totals
 from pydtnn.utils.validate import check_float

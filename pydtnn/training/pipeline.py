@@ -13,10 +13,10 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Penalties
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
+from pydtnn.model.pipeline import Action, actions_of
+from pydtnn.model.pipeline.check import source_of
 from pydtnn.model.replay import Replays
 from pydtnn.model.stage import Pipeline, Transfer, inputs_of
-from pydtnn.parallel.pipeline import Action, actions_of
-from pydtnn.parallel.pipeline.check import source_of
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady, check_stored
@@ -49,7 +49,7 @@ class StagePasses(Passes):
     Attributes
     ----------
     most_kept : float
-        The most micro-batches whose values were kept for backward at a time, see `most_in_flight`.
+        The most micro-batches whose values were kept for backward at a time, see `max_in_flight`.
     """
 
     def __init__(

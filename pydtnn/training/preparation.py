@@ -18,8 +18,8 @@ from pydtnn.kernels.autotuner import Table
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
-from pydtnn.parallel.pipeline import actions_of
-from pydtnn.parallel.pipeline.check import most_halved, most_in_flight
+from pydtnn.model.pipeline import actions_of
+from pydtnn.model.pipeline.check import max_halved, max_in_flight
 from pydtnn.training import batch_checks, checks
 from pydtnn.training.examination import check_loaded, examine
 from pydtnn.training.logs import History, Logs
@@ -71,7 +71,7 @@ def micro_batches_in_flight(setup: Setup, shards: int) -> int:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return 1
-    return ceil(most_in_flight(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
+    return ceil(max_in_flight(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
 
 
 def halved_in_flight(setup: Setup, shards: int) -> int:
@@ -79,7 +79,7 @@ def halved_in_flight(setup: Setup, shards: int) -> int:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return 0
-    return ceil(most_halved(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
+    return ceil(max_halved(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
 
 
 def prepare(

@@ -26,7 +26,7 @@ REFRESH_S = 0.1
 STYLES = ("auto", "bar", "plain")
 
 
-class Piece(NamedTuple):
+class LinePiece(NamedTuple):
     """A part of a line, such as "loss 0.5123".
 
     Attributes
@@ -40,13 +40,13 @@ class Piece(NamedTuple):
     text: str
 
 
-def fit_pieces(pieces: Sequence[Piece], width: int) -> str:
+def fit_pieces(pieces: Sequence[LinePiece], width: int) -> str:
     """Join the most important pieces that fit into a number of columns, in their order.
 
-    >>> fit_pieces([Piece(0, "epoch 1"), Piece(2, "lr 0.1"), Piece(1, "loss 0.5")], 18)
+    >>> fit_pieces([LinePiece(0, "epoch 1"), LinePiece(2, "lr 0.1"), LinePiece(1, "loss 0.5")], 18)
     'epoch 1  loss 0.5'
     """
-    chosen: list[Piece] = []
+    chosen: list[LinePiece] = []
     left = width + 2
     for piece in sorted(pieces, key=lambda piece: piece.importance):
         if len(piece.text) + 2 <= left:
@@ -72,11 +72,11 @@ class Lines:
     def begin(self, title: str, step: int) -> None:
         """Write nothing."""
 
-    def step(self, title: str, step: int, pieces: Sequence[Piece]) -> None:
+    def step(self, title: str, step: int, pieces: Sequence[LinePiece]) -> None:
         """Write a line."""
-        self.line([Piece(0, title), Piece(0, f"step {step}/{self.steps}"), *pieces])
+        self.line([LinePiece(0, title), LinePiece(0, f"step {step}/{self.steps}"), *pieces])
 
-    def line(self, pieces: Sequence[Piece]) -> None:
+    def line(self, pieces: Sequence[LinePiece]) -> None:
         """Write a line with all pieces."""
         self.file.write("  ".join(piece.text for piece in pieces) + "\n")
         self.file.flush()
@@ -85,7 +85,7 @@ class Lines:
         """Keep the file open: it belongs to the caller."""
 
 
-class Bar:
+class TerminalBar:
     """A bar in one line of a terminal, which is never wrapped.
 
     Parameters
@@ -119,15 +119,15 @@ class Bar:
         """Show an epoch without values."""
         self.progress.reset(self.task, description=title, completed=step, text="")
 
-    def step(self, title: str, step: int, pieces: Sequence[Piece]) -> None:
+    def step(self, title: str, step: int, pieces: Sequence[LinePiece]) -> None:
         """Show the pieces for which there is room besides the bar."""
         width = self._measure()
-        count = Piece(-1, f"{step}/{self.steps}")
+        count = LinePiece(-1, f"{step}/{self.steps}")
         text = fit_pieces([count, *pieces], width - len(title) - MIN_BAR_WIDTH - 2)
         self.bar.bar_width = min(width - len(title) - len(text) - 2, MAX_BAR_WIDTH)
         self.progress.update(self.task, description=title, completed=step, text=text, refresh=True)
 
-    def line(self, pieces: Sequence[Piece]) -> None:
+    def line(self, pieces: Sequence[LinePiece]) -> None:
         """Write the pieces that fit into one line; a single long piece takes several."""
         text = fit_pieces(pieces, self._measure()) or pieces[0].text
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -174,7 +174,7 @@ class ProgressBar(Callback):
         self.file = file
         self.interval = check_float("ProgressBar", "interval", interval, at_least=0)
         self.style = style
-        self._display: Bar | Lines | None = None
+        self._display: TerminalBar | Lines | None = None
         self._terminal: TextIO | None = None  # opened by this object
         self._epochs = self._steps = 0
         self._pause = 0.0
@@ -189,17 +189,17 @@ class ProgressBar(Callback):
             return
         self._display = self._choose(cast(TextIO, Lasting(file)), steps)
         self._epochs, self._steps = epochs, steps
-        self._pause = REFRESH_S if isinstance(self._display, Bar) else self.interval
+        self._pause = REFRESH_S if isinstance(self._display, TerminalBar) else self.interval
         if trainer.epoch >= epochs > 0:
-            self._display.line([Piece(0, describe_complete(trainer.epoch, epochs))])
+            self._display.line([LinePiece(0, describe_complete(trainer.epoch, epochs))])
 
-    def _choose(self, file: TextIO, steps: int) -> Bar | Lines:
+    def _choose(self, file: TextIO, steps: int) -> TerminalBar | Lines:
         terminal = None
         if self.style != "plain" and os.environ.get("TERM") != "dumb":
             terminal = terminal_of(file)
             self._terminal = None if terminal is file else terminal
         if terminal is not None or self.style == "bar":
-            return Bar(terminal or file, steps)
+            return TerminalBar(terminal or file, steps)
         return Lines(file, steps)
 
     def on_epoch_start(self, trainer: Training) -> None:
@@ -215,20 +215,20 @@ class ProgressBar(Callback):
         self._now = clock.now()
         if self._display and self._now - self._shown >= self._pause:
             self._shown = self._now
-            pieces = [Piece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
-            pieces += [Piece(9, f"last loss {value:.4f}") for value in trainer.losses[-1:]]
+            pieces = [LinePiece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
+            pieces += [LinePiece(9, f"last loss {value:.4f}") for value in trainer.losses[-1:]]
             if trainer.own_steps:
-                pieces.append(Piece(10, f"last {trainer.own_steps} steps of rank 0 only"))
+                pieces.append(LinePiece(10, f"last {trainer.own_steps} steps of rank 0 only"))
             pieces += _values({"lr": trainer.optimizer.lr_now})
-            pieces.append(Piece(6, self._rate(trainer)))
+            pieces.append(LinePiece(6, self._rate(trainer)))
             self._display.step(self._title(trainer.epoch + 1), trainer.step, pieces)
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Show the epoch's results."""
         if self._display:
-            title = Piece(0, self._title(trainer.epoch))
-            seconds = Piece(4, f"{self._now - self._begin:.1f} s")
-            rate = Piece(6, self._rate(trainer))
+            title = LinePiece(0, self._title(trainer.epoch))
+            seconds = LinePiece(4, f"{self._now - self._begin:.1f} s")
+            rate = LinePiece(6, self._rate(trainer))
             self._display.line([title, *_values(trainer.logs), rate, seconds])
 
     def on_fit_end(self, trainer: Training) -> None:
@@ -324,12 +324,12 @@ def format_arrays(logs: Mapping[str, Any], names: Sequence[str] | None = None) -
     return lines
 
 
-def _values(logs: Mapping[str, float]) -> list[Piece]:
+def _values(logs: Mapping[str, float]) -> list[LinePiece]:
     """Return the values of a log; the first metric and loss of the validation are kept longest."""
     metric = next((name for name in logs if name != "loss"), "")
     ranks = {f"val_{metric}": 1, "val_loss": 2, "loss": 3, metric: 5, "lr": 8}
     return [
-        Piece(
+        LinePiece(
             ranks.get(name, 7),
             f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.4f}",
         )

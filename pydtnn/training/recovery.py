@@ -208,7 +208,7 @@ def merge(own: dict[str, State], lost: dict[str, State], *, equal: bool) -> dict
     return result
 
 
-class Memory:
+class RecoveryState:
     """The state from which this rank continues if others fail.
 
     Parameters

@@ -12,11 +12,11 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
+from pydtnn.model.pipeline import Schedule, gpipe
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import Schedule, gpipe
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts, group_of_copies

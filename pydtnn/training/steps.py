@@ -33,7 +33,7 @@ Result = Callable[[], Totals]
 one, if these are NaN or infinite."""
 
 
-class Steps(Protocol):
+class TrainingSteps(Protocol):
     """Runs training steps. Collective: all ranks call it with their parts of the same batches."""
 
     late: int

@@ -19,10 +19,10 @@ from pydtnn.data.comparison import check_data
 from pydtnn.data.loader import samples_of_step
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
+from pydtnn.model.pipeline import Schedule, find
 from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.training import batch_checks, checks
 from pydtnn.training.batch_checks import micro_batches_of
 from pydtnn.training.callback import (
@@ -49,7 +49,7 @@ from pydtnn.training.setup import (
     may_use_up,
     represent_setup,
 )
-from pydtnn.training.steps import Eager, Result, Steps
+from pydtnn.training.steps import Eager, Result, TrainingSteps
 from pydtnn.utils import clock
 from pydtnn.utils.collective import collective
 from pydtnn.utils.errors import Interrupted
@@ -91,7 +91,7 @@ class Trainer(SuggestsNames):
         four per rank along the axis.
     pipeline_schedule : Schedule or str, optional
         Order of the micro-batches in each stage: a name or a function of
-        `pydtnn.parallel.pipeline`; by default that of the model. One with several stages per rank
+        `pydtnn.model.pipeline`; by default that of the model. One with several stages per rank
         is an argument of the model.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
@@ -512,7 +512,7 @@ class Trainer(SuggestsNames):
         self._forget_own()
 
     @cached_property
-    def steps(self) -> Steps:
+    def steps(self) -> TrainingSteps:
         """The implementation of steps, selected before the first."""
         if self.setup.model.backend.name != "cuda":
             return Eager(self.setup, uses_up=self._uses_up)

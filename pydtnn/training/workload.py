@@ -14,7 +14,7 @@ import numpy as np
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.data import Batch
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.layers.collectives import PIPELINE
@@ -347,7 +347,7 @@ UNTIMED = {
     "ema": "an average is updated between steps",
     "loader_threads": "work while a step runs; predictions add the time that a step waits for them",
 }
-"""Fields without effect on the steps of `Rank`, and why."""
+"""Fields without effect on the steps of `WorkloadRank`, and why."""
 
 TIMED: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
@@ -356,7 +356,7 @@ TIMED: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",),
     "tuning": (None, "measure", "fixed"),
 }
-"""Values that steps of `Rank` have, of fields that are limited."""
+"""Values that steps of `WorkloadRank` have, of fields that are limited."""
 
 
 def first_unknown(work: Workload, known: Mapping[str, tuple[Any, ...]]) -> str:
@@ -365,7 +365,7 @@ def first_unknown(work: Workload, known: Mapping[str, tuple[Any, ...]]) -> str:
 
 
 def check_timed(work: Workload) -> None:
-    """Raise ValueError if `Rank` has no steps with a value, or there are too few samples."""
+    """Raise ValueError if `WorkloadRank` cannot run a value, or there are too few samples."""
     if name := first_unknown(work, TIMED):
         raise ValueError(
             f"{WHO}: {name} must be {' or '.join(map(repr, TIMED[name]))} for steps that are timed "
@@ -383,7 +383,7 @@ def _name_of(part: Any) -> str:
     return str(getattr(part, "__name__", part))
 
 
-class Rank:
+class WorkloadRank:
     """A rank of a workload that is ready for training steps. Collective: all ranks construct it.
 
     Steps are those of `Trainer.train_step` on one batch of random numbers, without a loader.
@@ -441,7 +441,7 @@ class Rank:
     def _create_batch(self, workload: Workload, data: Communicator) -> Batch:
         """Create this rank's part of the batch, and of its samples."""
         parts = self.trainer.accumulation
-        rows, shards = own_shards(workload.batch, data.size * parts, data.rank, data.size)
+        rows, shards = assign_shards(workload.batch, data.size * parts, data.rank, data.size)
         self.largest = -(-workload.batch // (data.size * parts))
         samples = np.arange(workload.batch)[rows]
         rng = np.random.default_rng(data.rank)

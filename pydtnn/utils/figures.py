@@ -27,6 +27,7 @@ STYLE: Mapping[str, Any] = {
 """Properties of Matplotlib in all figures."""
 
 PALETTE = ("#3470b5", "#6a5cc0", "#a94fae", "#cf4a75", "#d9693a", "#cf9a1f", "#7fa52f", "#2a9a7c")
+INK, QUIET, BAND, LINE = "#222222", "#777777", "#f4f4f1", "#d8d8d2"
 
 _NO_DATE = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 

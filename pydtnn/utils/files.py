@@ -28,7 +28,7 @@ class Digest(Protocol):
         """Return the checksum of all bytes so far."""
 
 
-class Sums(NamedTuple):
+class Checksums(NamedTuple):
     """How the checksums of a folder are computed, and the name of the file with them."""
 
     file: str
@@ -41,7 +41,7 @@ class Sums(NamedTuple):
         return digest.hexdigest()
 
 
-SHA256 = Sums("SHA256SUMS", hashlib.sha256)
+SHA256 = Checksums("SHA256SUMS", hashlib.sha256)
 
 _NUMBER = re.compile(r"[0-9a-f]{32}")  # of a file that is not complete yet
 
@@ -317,7 +317,9 @@ def fill_folder(path: Path, files: Mapping[str, bytes]) -> None:
     add_files(path, files, SHA256, {})
 
 
-def add_files(path: Path, files: Mapping[str, bytes], kind: Sums, sums: Mapping[str, str]) -> None:
+def add_files(
+    path: Path, files: Mapping[str, bytes], kind: Checksums, sums: Mapping[str, str]
+) -> None:
     """Write files into a folder, and the checksums of all, and flush it to disk.
 
     Parameters
@@ -350,7 +352,7 @@ def read_folder(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     return files
 
 
-def read_sums(path: Path, kind: Sums) -> dict[str, str]:
+def read_sums(path: Path, kind: Checksums) -> dict[str, str]:
     """Return the checksums of the files of a folder by name.
 
     Raises

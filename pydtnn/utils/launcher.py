@@ -66,16 +66,16 @@ def _number(name: str) -> int | None:
     return int(text)
 
 
-def ranks_here() -> int:
+def local_ranks() -> int:
     """Return the number of ranks on this host according to the launcher; 1 without a launcher.
 
     If only the total number of ranks is known, as with srun, returns the total.
     """
     known = next(filter(None, map(_number, _LOCAL_SIZES)), None)
-    return known or _tasks_here() or launched_ranks() or 1
+    return known or _local_tasks() or launched_ranks() or 1
 
 
-def _tasks_here() -> int | None:
+def _local_tasks() -> int | None:
     """Return the tasks of this Slurm step on this host: for "4(x2),3" and node 2 (the third), 3."""
     tasks, node = os.environ.get("SLURM_STEP_TASKS_PER_NODE"), os.environ.get("SLURM_NODEID")
     if not tasks or not node:

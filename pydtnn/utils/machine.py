@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydtnn.utils.launcher import ranks_here
+from pydtnn.utils.launcher import local_ranks
 
 if TYPE_CHECKING:
     from threadpoolctl import threadpool_limits
@@ -167,9 +167,9 @@ def default_threads() -> int:
     ValueError
         If OMP_NUM_THREADS or a variable of the launcher is not a positive number.
     """
-    cores = cores_here()
+    cores = available_cores()
     pinned = len(cores) < (os.cpu_count() or 1)
-    ranks = ranks_here()
+    ranks = local_ranks()
     share = Fraction(len(cores), 1 if pinned else ranks)
     share = min([share, *(quota / ranks for quota in cpu_quotas().values())])
     return requested_threads() or max(1, int(share))
@@ -197,7 +197,7 @@ def limit_blas_threads(threads: int) -> threadpool_limits:
     return threadpool_limits(limits=threads, user_api="blas")
 
 
-def cores_here() -> list[int]:
+def available_cores() -> list[int]:
     """Return the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))

@@ -1,9 +1,9 @@
-"""Former names of modules, which are imported with a warning for one version."""
+"""Former names of modules and classes, which are imported with a warning for one version."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -12,6 +12,12 @@ from typing import Any, cast
 from warnings import warn
 
 MOVED = {
+    **{
+        f"pydtnn.layers.{name}": f"pydtnn.model.partition.{name}"
+        for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
+    },
+    "pydtnn.model.whole": "pydtnn.model.full_arrays",
+    "pydtnn.parallel.pipeline": "pydtnn.model.pipeline",
     **{
         f"pydtnn.{name}": f"pydtnn.tools.{name}"
         for name in ("checkpoint", "interchange", "predict", "report", "runs", "search")
@@ -29,6 +35,15 @@ MOVED = {
     "pydtnn.tracing": "pydtnn.tools.tracing",
 }
 """Modules and packages by their former name; of two that match, the first."""
+
+RENAMED = {
+    "pydtnn.layers.blocks": {"Graph": "GraphBuilder"},
+    "pydtnn.comm.schedules": {"Step": "MessageStep"},
+    "pydtnn.tools.perfmodel.search": {"Option": "UnitOption"},
+    "pydtnn.tools.report": {"Run": "RunView", "Step": "StepNumber"},
+    "pydtnn.tools.tracing.analysis": {"Part": "PathPart", "Segment": "PathSegment"},
+}
+"""Public classes of packages by their former names."""
 
 
 class Moved:
@@ -72,3 +87,16 @@ def install() -> None:
     """Let former names be imported."""
     if not any(isinstance(finder, Moved) for finder in sys.meta_path):
         sys.meta_path.insert(0, cast(Any, Moved()))
+
+
+def renamed(package: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package (PEP 562) with classes that had other names."""
+
+    def __getattr__(name: str) -> Any:
+        if name not in RENAMED[package]:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        new = RENAMED[package][name]
+        warn(f"{package}.{name} is now {new}", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[package], new)
+
+    return __getattr__

@@ -105,10 +105,10 @@ def _nearest(name: str, choices: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(repr(bare[n]) for n in near)}?" if near else ""
 
 
-def some(items: Sequence[str], most: int = 8) -> str:
+def shorten(items: Sequence[str], most: int = 8) -> str:
     """Return the first few items and the number of the others.
 
-    >>> some(["a", "b", "c", "d"], most=2), some([])
+    >>> shorten(["a", "b", "c", "d"], most=2), shorten([])
     ('a, b and 2 more', 'nothing')
     """
     more = f" and {len(items) - most} more" if len(items) > most else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.run_directory import Run, describe_changes, read_run, start_values
+from pydtnn.cli.run_directory import EarlierRun, describe_changes, read_run, start_values
 from pydtnn.train import main
 from tests.each import each
 from tests.small_run import TINY, only_line
@@ -121,17 +121,17 @@ def test_weights_of_load_are_replaced_by_those_of_the_checkpoint(runs, capsys):
 
 
 def test_other_ranks_continue_with_the_global_batch_of_the_run():
-    run = Run("runs/a", {"batch_size": 32, "epochs": 5}, 2, 64)
+    run = EarlierRun("runs/a", {"batch_size": 32, "epochs": 5}, 2, 64)
     values = {"batch_size": 32, "epochs": 5, "resume": True, "output_dir": "runs/a"}
     assert start_values(run, set(), 2) == values
     assert start_values(run, set(), 4) == values | {"global_batch_size": 64}
     assert start_values(run, {"batch_size"}, 4) == values
-    fixed = Run("runs/a", {"global_batch_size": 64}, 2, 64)
+    fixed = EarlierRun("runs/a", {"global_batch_size": 64}, 2, 64)
     assert "global_batch_size" not in start_values(fixed, {"batch_size"}, 2)
 
 
 def test_options_that_each_command_sets_are_not_changes():
-    run = Run("a", {"epochs": 3})
+    run = EarlierRun("a", {"epochs": 3})
     same = TrainConfig(epochs=3, resume=True, output_dir="a", verbose=True, progress="plain")
     assert describe_changes(run, same) == ""
     other = TrainConfig(epochs=3, lr=0.5, overlap=False, model_options={"a": "b"})

@@ -4,11 +4,11 @@ import shlex
 
 import pytest
 
-from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import parse
 from pydtnn.cli.report import not_default
 from pydtnn.train import first_line, main
+from pydtnn.utils.version import __version__
 from tests.each import each
 from tests.small_run import TINY
 

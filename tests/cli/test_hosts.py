@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pydtnn.cli.hosts import PROBE, Host, Placement, place, read_placement, silent_hosts
+from pydtnn.cli.hosts import PROBE, Host, HostPlacement, place, read_placement, silent_hosts
 from pydtnn.launch import Launch
 from tests.each import each
 
@@ -23,9 +23,9 @@ from tests.each import each
 )
 def test_ranks_and_hosts_are_read_and_replaced(command, tmp_path):
     found = read_placement(command)
-    assert found == Placement((Host("a", "a:4", 4), Host("b", "b:4", 4)), 8)
+    assert found == HostPlacement((Host("a", "a:4", 4), Host("b", "b:4", 4)), 8)
     new = place(command, found.without(["a"]), tmp_path / "hosts")
-    assert read_placement(new) == Placement((Host("b", "b:4", 4),), 4)
+    assert read_placement(new) == HostPlacement((Host("b", "b:4", 4),), 4)
     assert new[0] == command[0]
     (host,) = read_placement(["mpirun", "-hosts", "user@node-1.rack_é:4"]).hosts
     assert host == Host("user@node-1.rack_é", "user@node-1.rack_é:4", 4)
@@ -52,7 +52,7 @@ def test_what_is_unknown_is_not_changed(tmp_path):
         [],
     ):
         found = read_placement(command)
-        assert found == Placement()
+        assert found == HostPlacement()
         assert place(command, found, tmp_path / "hosts") == command
 
 
@@ -63,9 +63,9 @@ def test_a_number_of_ranks_that_is_none_is_refused():
 
 def test_at_least_one_rank_remains_as_long_as_a_host_does():
     hosts = tuple(Host(name, name) for name in "abc")
-    assert Placement(hosts, 3).without(["a"]).ranks == 2
-    assert Placement(hosts, 1).without(["a", "b"]).ranks == 1
-    assert Placement(hosts, 1).without(["a", "b", "c"]) == Placement()
+    assert HostPlacement(hosts, 3).without(["a"]).ranks == 2
+    assert HostPlacement(hosts, 1).without(["a", "b"]).ranks == 1
+    assert HostPlacement(hosts, 1).without(["a", "b", "c"]) == HostPlacement()
 
 
 def test_hosts_that_do_not_answer_are_found_each_once():

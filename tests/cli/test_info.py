@@ -63,7 +63,7 @@ def test_gpus_are_told_with_their_libraries_and_what_is_missing(monkeypatch):
     assert found["GPU"] == "NVIDIA H200 (sm_90, 139 GiB); NVIDIA H200 (sm_90, 139 GiB)"
     assert found["CuPy"] == "14.2.0 for CUDA 13.0, driver for CUDA 13.1"
     assert found["NCCL"] == "none: NCCL was not found in wheels, conda or the system"
-    assert found[libraries.WANTED["cudnn"].title] == "9.19.0 in /usr/lib/libcudnn.so"
+    assert found[libraries.REQUIREMENTS["cudnn"].title] == "9.19.0 in /usr/lib/libcudnn.so"
 
 
 def test_an_impossible_number_of_threads_is_one_sentence(monkeypatch, capsys):

@@ -11,7 +11,7 @@ from pydtnn.cli.build import create_job
 from pydtnn.cli.config import read_axes
 from pydtnn.cli.parallel import create_mesh
 from pydtnn.cli.parser import parse
-from pydtnn.cli.run_directory import Run, start_values
+from pydtnn.cli.run_directory import EarlierRun, start_values
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
 from tests.each import each
@@ -105,5 +105,5 @@ MESH = {"parallel": "data=2,filter=2", "plan": "filter"}
     ],
 )
 def test_a_run_keeps_its_mesh_on_as_many_ranks(given, ranks, kept):
-    values = start_values(Run("runs/a", dict(MESH), 4, 32), given, ranks)
+    values = start_values(EarlierRun("runs/a", dict(MESH), 4, 32), given, ranks)
     assert values == {"resume": True, "output_dir": "runs/a"} | kept

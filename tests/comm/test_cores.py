@@ -28,7 +28,7 @@ def threads_of_all(monkeypatch, cores, hosts=None, quotas=None):
     hosts = hosts or [0] * len(cores)
     result = []
     for rank, mine in enumerate(cores):
-        monkeypatch.setattr(pydtnn.comm.cores, "cores_here", lambda mine=mine: mine)
+        monkeypatch.setattr(pydtnn.comm.cores, "available_cores", lambda mine=mine: mine)
         monkeypatch.setattr(pydtnn.comm.cores, "cpu_quotas", lambda rank=rank: quotas[rank])
         groups = [[*own] for own in quotas]
         result.append(threads_per_rank(Described(rank, cores, hosts, groups)))

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.wrapper import Delayed
-from pydtnn.tools.testing.calls import CallLog, Recording
+from pydtnn.tools.testing.calls import CallLog, CallRecorder
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
 
@@ -20,7 +20,7 @@ class TestDelayed(CommunicatorContract):
     pass
 
 
-@pytest.mark.threads(3, through=lambda comm: Recording(comm, CallLog()))
+@pytest.mark.threads(3, through=lambda comm: CallRecorder(comm, CallLog()))
 class TestRecording(CommunicatorContract):
     pass
 
@@ -48,7 +48,7 @@ def test_ranks_meet_in_many_orders():
 )
 def test_an_array_is_not_used_while_it_is_under_way(sentence, misuse):
     def rank(comm: Communicator) -> None:
-        x, recording = np.ones(3), Recording(comm, CallLog())
+        x, recording = np.ones(3), CallRecorder(comm, CallLog())
         request = recording.iallreduce(x)
         misuse(recording, x)
         request.wait()
@@ -60,7 +60,7 @@ def test_an_array_is_not_used_while_it_is_under_way(sentence, misuse):
 def test_what_is_read_too_early_is_no_number():
     def rank(comm: Communicator) -> tuple[float, float]:
         x = np.ones(1)
-        request = Recording(comm, CallLog()).iallreduce(x)
+        request = CallRecorder(comm, CallLog()).iallreduce(x)
         early = x[0]
         request.wait()
         return early, x[0]

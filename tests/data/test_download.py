@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.data import load_cifar10, load_mnist
-from pydtnn.data.download import Source, fetch
+from pydtnn.data.download import SourceFile, fetch
 
 # pooch leaves the answer to a request that failed open until it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -43,9 +43,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
     gc.collect()
 
 
-def publish(site: tuple[Path, str], name: str, content: bytes) -> Source:
+def publish(site: tuple[Path, str], name: str, content: bytes) -> SourceFile:
     (site[0] / name).write_bytes(content)
-    return Source(f"{site[1]}/{name}", hashlib.sha256(content).hexdigest(), "set")
+    return SourceFile(f"{site[1]}/{name}", hashlib.sha256(content).hexdigest(), "set")
 
 
 def tar(**members: bytes) -> bytes:

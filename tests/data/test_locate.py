@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from pydtnn.data import data_folder
-from pydtnn.data.download import Layout, Source, locate
+from pydtnn.data.download import DiskLayout, SourceFile, locate
 from tests.each import each
 
-LAYOUTS = (Layout(("first", "."), ("a", "b")), Layout(("second",), ("c",)))
+LAYOUTS = (DiskLayout(("first", "."), ("a", "b")), DiskLayout(("second",), ("c",)))
 
 
 def touch(*paths: Path) -> None:
@@ -40,7 +40,7 @@ def test_files_are_found_in_any_folder_of_any_layout_gzipped_or_not(tmp_path):
 
 
 def test_files_are_fetched_only_where_they_are_missing(tmp_path, monkeypatch):
-    fetched, sources = [], (Source("url", "sum", "first"),)
+    fetched, sources = [], (SourceFile("url", "sum", "first"),)
 
     def fetch(*arguments: object) -> None:
         fetched.append(arguments)

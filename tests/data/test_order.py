@@ -1,9 +1,9 @@
 import numpy as np
 
 from pydtnn.data.order import (
+    assign_part,
+    assign_shards,
     below,
-    own_part,
-    own_shards,
     permutation,
     rank_slice,
     window_permutation,
@@ -37,24 +37,24 @@ def test_random_words_become_numbers_below_a_bound_that_all_occur():
 @each("n", [0, 1, 5, 11, 64])
 @each("shards", [1, 3, 8])
 def test_shards_do_not_depend_on_the_ranks_that_own_them(n, shards):
-    whole = [(s.number, range(n)[s.rows]) for s in own_shards(n, shards, 0, 1)[1]]
+    whole = [(s.number, range(n)[s.rows]) for s in assign_shards(n, shards, 0, 1)[1]]
     assert [row for _, rows in whole for row in rows] == list(range(n))
     for size in range(1, shards + 1):
         found = []
         for rank in range(size):
-            rows, own = own_shards(n, shards, rank, size)
+            rows, own = assign_shards(n, shards, rank, size)
             found += [(s.number, range(n)[rows][s.rows]) for s in own]
         assert found == whole
 
 
 def test_shards_without_rows_cost_nothing():
     """Else a million shards of 5 rows would be a million times a million cuts."""
-    rows, own = own_shards(5, 10**15, 0, 2)
+    rows, own = assign_shards(5, 10**15, 0, 2)
     assert (rows, [shard.number for shard in own]) == (slice(0, 5), [0, 1, 2, 3, 4])
-    assert own_shards(5, 10**15, 1, 2) == (slice(5, 5), ())
-    rows, own = own_part(5, 4, 1, [3, 2])
+    assert assign_shards(5, 10**15, 1, 2) == (slice(5, 5), ())
+    rows, own = assign_part(5, 4, 1, [3, 2])
     assert (rows, own) == (slice(3, 5), ((4, slice(0, 1)), (5, slice(1, 2))))
-    assert own_part(5, 4, 1, [5, 0]) == (slice(5, 5), ())
+    assert assign_part(5, 4, 1, [5, 0]) == (slice(5, 5), ())
 
 
 @each(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])

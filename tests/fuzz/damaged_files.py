@@ -28,9 +28,9 @@ import numpy as np
 
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.hosts import Placement, read_placement, silent_hosts
+from pydtnn.cli.hosts import HostPlacement, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments, parse
-from pydtnn.cli.run_directory import NOT_KEPT, OF_THE_MESH, read_run, start_values
+from pydtnn.cli.run_directory import NOT_INHERITED, OF_THE_MESH, read_run, start_values
 from pydtnn.data import (
     ArrayDataset,
     Dataset,
@@ -258,7 +258,7 @@ class RunFile(Kind):
     def check(self, found: TrainConfig, name: str, data: bytes) -> None:
         """Other words may be a configuration, too; its mesh is not that of these ranks."""
         kept = json.loads(data)["configuration"]
-        for option in {*kept} - {"global_batch_size", *NOT_KEPT, *OF_THE_MESH}:
+        for option in {*kept} - {"global_batch_size", *NOT_INHERITED, *OF_THE_MESH}:
             value = getattr(found, option)
             same = float(kept[option]) if isinstance(value, float) else kept[option]
             assert value == same, option
@@ -805,10 +805,10 @@ class Hosts(Kind):
     def prepare(self) -> None:
         (self.folder / "hosts").write_text("a slots=2\nuser@b-1:4\n# none\nc\n")
 
-    def read(self) -> Placement:
+    def read(self) -> HostPlacement:
         return read_placement(["mpirun", "-np", "4", "-f", str(self.folder / "hosts")])
 
-    def check(self, found: Placement, name: str, data: bytes) -> None:
+    def check(self, found: HostPlacement, name: str, data: bytes) -> None:
         asked: list[str] = []
         silent_hosts(found.hosts, "ask {host}", lambda command, **_: asked.append(command[1]))
         assert not [one for one in asked if one.startswith("-") or {*one} & {*" ;|&$`<>()"}]

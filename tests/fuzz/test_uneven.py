@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydtnn.comm import Serial, run_threads
-from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
+from pydtnn.model.pipeline import PIPELINE_SCHEDULES
 from pydtnn.utils.errors import RankError
 from tests import launch
 from tests.fuzz.uneven import IMAGES, Uneven, assert_equal, is_refused

@@ -39,8 +39,8 @@ from pydtnn.layers import (
     Sequential,
     Tanh,
 )
+from pydtnn.model.pipeline import PIPELINE_SCHEDULES
 from pydtnn.optimizers import SGD, AdamW
-from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training import capabilities

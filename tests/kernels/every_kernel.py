@@ -14,7 +14,7 @@ import numpy as np
 
 from pydtnn.kernels import ConvGeometry, Deferred, PoolGeometry, Term
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.kernels.reference.attention import At, Dropped
+from pydtnn.kernels.reference.attention import At, AttentionDropout
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS
 from pydtnn.kernels.reference.norm import NormGradient
 
@@ -313,7 +313,7 @@ def attention(rng: np.random.Generator) -> Drawn:
             {
                 "heads": heads,
                 "at": At(5, 2, 90),
-                "dropout": Dropped(0.25, 1, 2, 3, np.arange(n)),
+                "dropout": AttentionDropout(0.25, 1, 2, 3, np.arange(n)),
             },
         )
 

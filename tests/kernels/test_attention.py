@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels.reference import Attention
-from pydtnn.kernels.reference.attention import At, Dropped
+from pydtnn.kernels.reference import AttentionKernels
+from pydtnn.kernels.reference.attention import At, AttentionDropout
 from pydtnn.kernels.reference.random import stream
 from tests.each import each
 from tests.kernels.checks import numeric_gradient
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
 
-REFERENCE = Attention(np)
+REFERENCE = AttentionKernels(np)
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 """In norm: sums of up to 300 products, and exponentials."""
 
@@ -37,7 +37,7 @@ def operands(rng: np.random.Generator, size: tuple[int, int, int, int]) -> dict[
 
 
 def run(
-    attention: Attention, heads: int, arrays: dict[str, np.ndarray], **options: Any
+    attention: AttentionKernels, heads: int, arrays: dict[str, np.ndarray], **options: Any
 ) -> dict[str, np.ndarray]:
     """Both kernels on guarded copies, into outputs full of NaN."""
     qkv, dy = guarded(arrays["qkv"]), guarded(arrays["dy"])
@@ -51,8 +51,10 @@ def run(
     return results
 
 
-def dropped(samples: int, rate: float = 0.3) -> Dropped:
-    return Dropped(rate, 2**32 + 11, stream("attention"), 5, 3 * np.arange(samples) + 2**33)
+def dropped(samples: int, rate: float = 0.3) -> AttentionDropout:
+    return AttentionDropout(
+        rate, 2**32 + 11, stream("attention"), 5, 3 * np.arange(samples) + 2**33
+    )
 
 
 OPTIONS = [

@@ -14,7 +14,7 @@ from pydtnn.kernels import Backend, ConvGeometry, Deferred
 from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.cpu.isa import PAIRING
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.kernels.reference import Conv as Reference
+from pydtnn.kernels.reference import ConvKernels
 from tests.each import each
 from tests.kernels.checks import with_threads
 from tests.kernels.geometries import AWKWARD, LINES, PARTS, SIZES
@@ -36,7 +36,7 @@ PAIRS = {"winograd2": 2, "winograd24": 3}
 the result only is 0.43.
 """
 
-REFERENCE = Reference(np)
+REFERENCE = ConvKernels(np)
 ALGORITHMS = ("winograd4", "winograd2")
 CASES = AWKWARD | SIZES | LINES | PARTS
 EVERY = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape, True)]

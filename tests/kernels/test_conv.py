@@ -13,12 +13,12 @@ import pytest
 from pydtnn.kernels import ConvGeometry, create_backend
 from pydtnn.kernels.cpu import volumes
 from pydtnn.kernels.cpu.conv import candidates
-from pydtnn.kernels.reference import Conv as Reference
+from pydtnn.kernels.reference import ConvKernels
 from tests.each import each
 from tests.kernels.geometries import CASES, EVERY, geometry
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
 
-REFERENCE = Reference(np)
+REFERENCE = ConvKernels(np)
 DIRECTIONS = ("forward", "backward_data", "backward_filter")
 
 # In norm. float32: sums of up to 2,000 products of both signs lose about sqrt(2000) / 2 of their
@@ -46,7 +46,7 @@ def seeded(case: str) -> np.random.Generator:
 
 
 def run(
-    conv: Reference,
+    conv: ConvKernels,
     direction: str,
     arrays: dict[str, np.ndarray],
     geometry: ConvGeometry,

@@ -9,7 +9,7 @@ import pytest
 
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.deferred import Deferred
-from pydtnn.kernels.reference import Conv as Reference
+from pydtnn.kernels.reference import ConvKernels
 from tests.each import each
 from tests.kernels.checks import with_threads
 from tests.kernels.geometries import CASES, EVERY, geometry
@@ -19,7 +19,7 @@ from tests.kernels.test_conv import cast as cast_arrays
 from tests.kernels.test_fused import away_from_zero, deferred
 from tests.kernels.test_fused import cast as cast_deferred
 
-REFERENCE = Reference(np)
+REFERENCE = ConvKernels(np)
 
 # Of the largest of the terms of a sum times their number. Up to 256 terms are added in their own
 # type relative to the first of them; where that is the largest and most others are 0, their
@@ -54,7 +54,7 @@ def drawn(case: str, dtype: Any) -> dict[str, Any]:
     return {**arrays, "add": add.astype(dtype), "before": before.astype(dtype), "x": x, "dy": dy}
 
 
-def in_passing(conv: Reference, a: dict[str, Any], shape: ConvGeometry, **options: Any) -> Arrays:
+def in_passing(conv: ConvKernels, a: dict[str, Any], shape: ConvGeometry, **options: Any) -> Arrays:
     """All that a convolution makes of deferred arrays, and besides its output."""
     x, w, b, dy, add, dtype = *(a[name] for name in ("x", "w", "b", "dy", "add")), a["w"].dtype
     y, plain = (empty(dy.shape, dtype) for _ in range(2))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation, normal
+from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, ActivationKernel, normal
 from tests.each import each
 from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient, ulps
 
@@ -232,7 +232,9 @@ def test_softmax_of_special_rows_is_that_of_the_reference(cpu_backend, dtype):
 
 
 def test_an_activation_that_only_the_reference_has_runs(cpu_backend, monkeypatch):
-    square = Activation(lambda xp, x, alpha: x * x, lambda xp, dy, x, alpha: 2 * x * dy, "input")
+    square = ActivationKernel(
+        lambda xp, x, alpha: x * x, lambda xp, dy, x, alpha: 2 * x * dy, "input"
+    )
     monkeypatch.setitem(ACTIVATIONS, "square", square)
     x, out = np.arange(5.0), np.empty(5)
     cpu_backend.elementwise.forward("square", x, out=out)

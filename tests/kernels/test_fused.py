@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels.deferred import Deferred, Term
-from pydtnn.kernels.reference import Fused as Reference
+from pydtnn.kernels.reference import FusedKernels
 from tests.each import each
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
 
-REFERENCE = Reference(np)
+REFERENCE = FusedKernels(np)
 
 # Rows and channels: none, narrower than half a vector and folded or not, whole vectors of every
 # width, tails, rows of one span and of several, more rows than a chunk has.

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference import Recurrent
+from pydtnn.kernels.reference import RecurrentKernels
 from tests.each import each
 from tests.kernels.checks import numeric_gradient, same_for_all_threads
 from tests.kernels.guarded import assert_guards_hold, guarded
 
-REFERENCE = Recurrent(np)
+REFERENCE = RecurrentKernels(np)
 TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
 """In norm, at least that of one state: sums of up to 600 products in chains of up to 9 steps."""
 
@@ -51,7 +51,12 @@ def operands(cell: str, size: tuple[int, int, int], variant: dict[str, bool]) ->
 
 
 def run(
-    recurrent: Recurrent, cell: str, arrays: dict[str, Any], dtype: Any, *, reverse: bool = False
+    recurrent: RecurrentKernels,
+    cell: str,
+    arrays: dict[str, Any],
+    dtype: Any,
+    *,
+    reverse: bool = False,
 ) -> dict[str, np.ndarray]:
     """Both kernels on guarded copies, into outputs full of NaN."""
 

@@ -12,8 +12,8 @@ from pydtnn import layers as nn
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import ConvGeometry, Deferred, create_backend
 from pydtnn.kernels.reference import FAMILIES
-from pydtnn.layers.striped_conv import StripedConv2d
 from pydtnn.model import Model
+from pydtnn.model.partition.striped_conv import StripedConv2d
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.layers.parameters import Cut, Part
+from pydtnn.layers.parameters import Cut, ParameterPart
 from pydtnn.parallel.mesh import Mesh
 
 
 def test_parts_of_all_ranks_are_the_whole():
     whole = np.arange(5.0 * 24).reshape(5, 24)
-    part = Part((5, 24), (Cut(0, "a", (0, 3, 5)), Cut(1, "b", (0, 1, 2, 4), blocks=6)))
+    part = ParameterPart((5, 24), (Cut(0, "a", (0, 3, 5)), Cut(1, "b", (0, 1, 2, 4), blocks=6)))
 
     def rank(comm: Communicator) -> tuple[int, ...]:
         mesh = Mesh(comm, a=2, b=3)

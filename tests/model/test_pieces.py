@@ -6,22 +6,22 @@ from math import prod
 
 import numpy as np
 
-from pydtnn.layers.parameters import Cut, Part
-from pydtnn.model.pieces import boxes, part_piece, range_pieces, whole_piece
+from pydtnn.layers.parameters import Cut, ParameterPart
+from pydtnn.model.pieces import boxes, full_piece, part_piece, range_pieces
 from tests.each import each
 
 PARTS = {
-    "rows": Part((7, 3), (Cut(0, "a", (0, 2, 7)),)),
-    "columns": Part((3, 5), (Cut(1, "a", (0, 3, 5)),)),
-    "filters": Part((5, 3, 3, 4), (Cut(0, "a", (0, 1, 5)), Cut(3, "b", (0, 2, 4)))),
-    "blocks": Part((4, 12), (Cut(1, "a", (0, 1, 3), blocks=4),)),
-    "blocks of rows": Part((12, 2), (Cut(0, "a", (0, 1, 3), blocks=4),)),
-    "blocks of a vector": Part((12,), (Cut(0, "a", (0, 1, 3), blocks=4),)),
-    "the middle": Part((2, 6, 5), (Cut(1, "a", (0, 4, 6)),)),
+    "rows": ParameterPart((7, 3), (Cut(0, "a", (0, 2, 7)),)),
+    "columns": ParameterPart((3, 5), (Cut(1, "a", (0, 3, 5)),)),
+    "filters": ParameterPart((5, 3, 3, 4), (Cut(0, "a", (0, 1, 5)), Cut(3, "b", (0, 2, 4)))),
+    "blocks": ParameterPart((4, 12), (Cut(1, "a", (0, 1, 3), blocks=4),)),
+    "blocks of rows": ParameterPart((12, 2), (Cut(0, "a", (0, 1, 3), blocks=4),)),
+    "blocks of a vector": ParameterPart((12,), (Cut(0, "a", (0, 1, 3), blocks=4),)),
+    "the middle": ParameterPart((2, 6, 5), (Cut(1, "a", (0, 4, 6)),)),
 }
 
 
-def places(part: Part) -> list[dict[str, int]]:
+def places(part: ParameterPart) -> list[dict[str, int]]:
     axes = [cut.axis for cut in part.cuts]
     return [dict(zip(axes, place, strict=True)) for place in np.ndindex((2,) * len(axes))]
 
@@ -76,7 +76,7 @@ def test_ranges_of_a_part_are_pieces_of_the_whole_array(part):
 def test_a_piece_is_a_view_of_any_shape():
     for shape in ((), (3,), (2, 0), (2, 3)):
         array = np.zeros(shape)
-        piece = whole_piece("x", array)
+        piece = full_piece("x", array)
         piece.take(0, array.size, np.ones(array.size))
         assert (array == 1).all()
         assert piece.region.shape == shape

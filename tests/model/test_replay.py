@@ -13,7 +13,7 @@ from pydtnn.callbacks import Callback, ExponentialMovingAverage, FunctionCallbac
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.observed import observed_kernels
-from pydtnn.kernels.recorded import Recorder as Kernels
+from pydtnn.kernels.recorded import KernelRecorder
 from pydtnn.models import cifar_densenet, create_net
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
@@ -289,7 +289,7 @@ def test_memory_that_had_an_array_before_a_step_and_has_another_after_it_is_not_
     memory, shape = backend.memory, (1 << 16,)
     lasting, before = memory.zeros(shape, np.dtype("float32")), memory.zeros(shape, np.dtype("f4"))
     address = before.ctypes.data
-    recorder = Kernels(backend, lambda call: None)
+    recorder = KernelRecorder(backend, lambda call: None)
     del before  # as a message of the step before, which has arrived
     with recorder.recording():
         own = memory.zeros(shape, np.dtype("float32"))
@@ -327,7 +327,7 @@ def test_an_earlier_array_is_kept_as_long_as_its_recording():
     memory, shape = backend.memory, (1 << 16,)
     earlier, out = memory.zeros(shape, np.dtype("float32")), memory.zeros(shape, np.dtype("f4"))
     address, calls = earlier.ctypes.data, []
-    recorder = Kernels(backend, calls.append)
+    recorder = KernelRecorder(backend, calls.append)
     with recorder.recording():
         backend.elementwise.add(earlier, earlier, out=out)
     del earlier, out

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn import layers
 from pydtnn.layers import StepContext
-from pydtnn.layers.blocks import Block, Graph
+from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.tools.interchange import import_onnx, load_state_dict, state_dict
@@ -40,7 +40,7 @@ class WithLengths(Block):
         super().__init__()
         self.net = net
 
-    def wire(self, graph: Graph, *inputs: Node) -> Any:
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Any:
         return graph.add(self.net, *inputs)
 
 

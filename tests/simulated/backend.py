@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from pydtnn.kernels.cuda import CudaBackend, backend, create_cuda_backend
-from pydtnn.kernels.cuda.module import Device
+from pydtnn.kernels.cuda.module import DeviceState
 from tests.simulated import kernels
 from tests.simulated.cupy import Fabric, SimulatedCupy
 from tests.simulated.libraries import Convolutions, GraphConvolutions, Handle, Products
@@ -18,7 +18,7 @@ from tests.simulated.libraries import Convolutions, GraphConvolutions, Handle, P
 _LOCK = threading.RLock()
 
 
-class SimulatedDevice(Device):
+class SimulatedDevice(DeviceState):
     """What families share, with kernels that are emulated."""
 
     def module(self, source: str) -> Any:

@@ -15,18 +15,18 @@ import numpy as np
 
 from pydtnn.kernels import ConvGeometry, reference
 from pydtnn.kernels.autotuner import Autotuner
-from pydtnn.kernels.cuda.conv import Conv, Tools
+from pydtnn.kernels.cuda.conv import CudaConv, Tools
 from pydtnn.kernels.cuda.cudnn_conv import Algorithm, CudnnConvolutions, even
-from pydtnn.kernels.cuda.elementwise import Elementwise
-from pydtnn.kernels.cuda.fused import Fused
-from pydtnn.kernels.cuda.linear import Linear
-from pydtnn.kernels.cuda.loss import Loss
+from pydtnn.kernels.cuda.elementwise import CudaElementwise
+from pydtnn.kernels.cuda.fused import CudaFused
+from pydtnn.kernels.cuda.linear import CudaLinear
+from pydtnn.kernels.cuda.loss import CudaLoss
 from pydtnn.kernels.cuda.memory import Scratch
-from pydtnn.kernels.cuda.module import Device
-from pydtnn.kernels.cuda.norm import Norm
-from pydtnn.kernels.cuda.random import Random
+from pydtnn.kernels.cuda.module import DeviceState
+from pydtnn.kernels.cuda.norm import CudaNorm
+from pydtnn.kernels.cuda.random import CudaRandom
 from pydtnn.kernels.cuda.rows import Rows
-from pydtnn.kernels.cuda.update import Update
+from pydtnn.kernels.cuda.update import CudaUpdate
 from tests.simulated import kernels, libraries
 from tests.simulated.libraries import multiply
 
@@ -59,7 +59,7 @@ class HostModule(kernels.Module):
         return launch_on_host
 
 
-class HostDevice(Device):
+class HostDevice(DeviceState):
     """What families share, on the host."""
 
     def module(self, source: str) -> Any:
@@ -92,9 +92,9 @@ def families() -> Any:
     device = HostDevice(xp)
     made = {
         family.__name__.lower(): family(xp, device)
-        for family in (Elementwise, Fused, Loss, Norm, Random, Update)
+        for family in (CudaElementwise, CudaFused, CudaLoss, CudaNorm, CudaRandom, CudaUpdate)
     }
-    return SimpleNamespace(**made, linear=Linear(xp, device, multiply), device=device)
+    return SimpleNamespace(**made, linear=CudaLinear(xp, device, multiply), device=device)
 
 
 class HostPlan:
@@ -120,13 +120,17 @@ class HostConvolutions(CudnnConvolutions):
         return HostPlan(direction, geometry)
 
 
-def conv(autotuner: Autotuner | None = None) -> Conv:
+def conv(autotuner: Autotuner | None = None) -> CudaConv:
     """Make the family `conv` with two engines, around the families of the reference."""
     stream, handle = SimpleNamespace(ptr=0), SimpleNamespace(to_current_stream=lambda: None)
     cuda: Any = SimpleNamespace(get_current_stream=lambda: stream)
     scratch = Scratch(SimpleNamespace(cuda=cuda, empty=np.empty))
-    plain = (reference.Fused(np), reference.Norm(np), reference.Elementwise(np))
+    plain = (
+        reference.FusedKernels(np),
+        reference.NormKernels(np),
+        reference.ElementwiseKernels(np),
+    )
     tools = Tools(lambda: nullcontext(lambda name, work: work()), *plain)
     given: Any = (None, np, handle, tools.elementwise, scratch)
     engines = (HostConvolutions(*given, tf32=False), Rows(np, multiply))
-    return Conv(np, engines, autotuner or Autotuner("direct"), tools)
+    return CudaConv(np, engines, autotuner or Autotuner("direct"), tools)

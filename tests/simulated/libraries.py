@@ -14,7 +14,7 @@ from pydtnn.kernels.cuda.cudnn_conv import Algorithm, CudnnConvolutions, even
 from pydtnn.kernels.cuda.cudnn_graph import SHIFT, SQUARES, SUM, GraphPlan
 from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.kernels.reference import Conv
+from pydtnn.kernels.reference import ConvKernels
 from tests.simulated.cupy.array import DeviceArray
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def convolve(
     kind = arithmetic(out.dtype)
     assert all(array.dtype == kind for array in (*sums, *([] if shift is None else [shift])))
     one, other, result = first.astype(kind), second.astype(kind), np.empty(out.shape, kind)
-    conv = Conv(np)
+    conv = ConvKernels(np)
     if direction == "forward":
         conv.forward(one, other, None, geometry, out=result)
     elif direction == "backward_data":

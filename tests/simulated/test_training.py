@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback
-from pydtnn.kernels.cuda.fused import Fused
-from pydtnn.kernels.cuda.module import Own
-from pydtnn.kernels.cuda.norm import Norm
+from pydtnn.kernels.cuda.fused import CudaFused
+from pydtnn.kernels.cuda.module import CudaKernels
+from pydtnn.kernels.cuda.norm import CudaNorm
 from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
 from tests.each import each
 from tests.simulated import simulated_backend, why_not
@@ -75,16 +75,16 @@ def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(options, dtyp
         return state, sum("coefficients" in name for name in launched)
 
     launched: list[str] = []
-    launch = Own.launch
+    launch = CudaKernels.launch
 
-    def noted(self: Own, name: str, *arguments: Any, **more: Any) -> None:
+    def noted(self: CudaKernels, name: str, *arguments: Any, **more: Any) -> None:
         launched.append(name)
         launch(self, name, *arguments, **more)
 
-    monkeypatch.setattr(Own, "launch", noted)
+    monkeypatch.setattr(CudaKernels, "launch", noted)
     together, few = train()
-    monkeypatch.delattr(Norm, "statistics_coefficients")
-    monkeypatch.delattr(Fused, "gate_norms")
+    monkeypatch.delattr(CudaNorm, "statistics_coefficients")
+    monkeypatch.delattr(CudaFused, "gate_norms")
     apart, many = train()
     assert together == apart
     # two convolutions of two sizes of batches might take sums of 16 bits in passing: the first

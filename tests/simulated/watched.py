@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.kernels.cuda.images import Images
+from pydtnn.kernels.cuda.images import PrepareKernel
 from pydtnn.kernels.cuda.module import SOURCES
-from pydtnn.kernels.cuda.pool import Pool
+from pydtnn.kernels.cuda.pool import CudaPool
 from tests.simulated import kernels
 from tests.simulated.host import HostModule, families
 
@@ -138,7 +138,7 @@ class Watched:
         self.families = made = families()
         self._empty, made.norm.xp.empty = made.norm.xp.empty, self.empty  # all have one xp
         made.device.module = self.module
-        made.pool, made.images = Pool(made.norm.xp, made.device), Images(made.device)
+        made.pool, made.images = CudaPool(made.norm.xp, made.device), PrepareKernel(made.device)
 
     def module(self, source: str) -> Any:
         """Return the kernels of a source, which are watched."""

@@ -26,12 +26,12 @@ from pydtnn.layers import (
     ReLU,
     Sequential,
 )
+from pydtnn.model.pipeline import backward, forward
 from pydtnn.models import resnet
 from pydtnn.models.gpt import gpt
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel import AllReduce, Mesh
 from pydtnn.parallel.compression import create_sums
-from pydtnn.parallel.pipeline import backward, forward
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer

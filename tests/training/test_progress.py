@@ -13,7 +13,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training import Trainer
-from pydtnn.training.progress import MIN_BAR_WIDTH, Bar, Piece, fit_pieces
+from pydtnn.training.progress import MIN_BAR_WIDTH, LinePiece, TerminalBar, fit_pieces
 from tests.each import each
 from tests.small_training import small_data, small_fit, small_model, small_trainer
 
@@ -111,12 +111,12 @@ def test_only_rank_0_shows_progress(comm):
 
 
 PIECES = [
-    Piece(4, "12:34 left"),
-    Piece(3, "loss 0.5123"),
-    Piece(5, "accuracy 0.8123"),
-    Piece(9, "last loss 0.4981"),
-    Piece(8, "lr 0.0123"),
-    Piece(6, "443 samples/s"),
+    LinePiece(4, "12:34 left"),
+    LinePiece(3, "loss 0.5123"),
+    LinePiece(5, "accuracy 0.8123"),
+    LinePiece(9, "last loss 0.4981"),
+    LinePiece(8, "lr 0.0123"),
+    LinePiece(6, "443 samples/s"),
 ]
 
 
@@ -141,11 +141,11 @@ def test_pieces_fit_and_keep_their_order(width):
 def test_a_bar_fits_its_terminal(width, title, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     file = Terminal()
-    bar = Bar(file, 1563)
+    bar = TerminalBar(file, 1563)
     bar.begin(title, 0)
     for step in (1, 99, 1563):
         bar.step(title, step, PIECES)
-    bar.line([Piece(0, title), *PIECES])
+    bar.line([LinePiece(0, title), *PIECES])
     bar.close()
     bar.close()
     lines = drawn(file.getvalue())

@@ -24,7 +24,7 @@ from pydtnn.saving.weights import decode
 from pydtnn.tools.tracing import build_timeline, read_traces
 from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.recovery import Memory, capture, merge
+from pydtnn.training.recovery import RecoveryState, capture, merge
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 from pydtnn.utils.interval import parse_interval
 from tests.small_training import small_fit, small_trainer
@@ -176,7 +176,7 @@ class Remembers(Callback):
     """Notes after each step of which steps there are snapshots."""
 
     def __init__(self) -> None:
-        self.memory, self.taken = Memory(parse_interval("test", "3 steps"), 3600.0), []
+        self.memory, self.taken = RecoveryState(parse_interval("test", "3 steps"), 3600.0), []
 
     def on_fit_ready(self, trainer: Any, epochs: int, steps: int) -> None:
         self.memory.begin(trainer)

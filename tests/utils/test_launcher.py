@@ -2,7 +2,7 @@
 
 import pytest
 
-from pydtnn.utils.launcher import _LOCAL_SIZES, _SIZE_VARIABLES, is_first_on_host, ranks_here
+from pydtnn.utils.launcher import _LOCAL_SIZES, _SIZE_VARIABLES, is_first_on_host, local_ranks
 from tests.each import each
 
 SLURM = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_LOCALID")
@@ -16,7 +16,7 @@ def no_launcher(monkeypatch):
 
 
 def test_a_process_by_itself_is_alone_on_its_host():
-    assert ranks_here() == 1
+    assert local_ranks() == 1
     assert is_first_on_host()
 
 
@@ -25,7 +25,7 @@ def test_a_process_by_itself_is_alone_on_its_host():
 def test_a_number_that_is_none_is_refused_by_its_name(name, text, monkeypatch):
     monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match=f"^{name}: expected a positive number"):
-        ranks_here()
+        local_ranks()
 
 
 @each(
@@ -36,7 +36,7 @@ def test_tasks_of_slurm_are_counted_node_by_node(tasks, node, ranks, monkeypatch
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "99")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
     monkeypatch.setenv("SLURM_NODEID", str(node))
-    assert ranks_here() == ranks
+    assert local_ranks() == ranks
 
 
 @each("tasks", ["", "many", "4(x2", "3,0"])
@@ -44,14 +44,14 @@ def test_where_slurm_does_not_say_all_ranks_might_be_here(tasks, monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "6")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
     monkeypatch.setenv("SLURM_NODEID", "1")
-    assert ranks_here() == 6
+    assert local_ranks() == 6
 
 
 def test_mpirun_inside_an_allocation_knows_better(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "1")
     monkeypatch.setenv("SLURM_NODEID", "0")
     monkeypatch.setenv("MPI_LOCALNRANKS", "5")
-    assert ranks_here() == 5
+    assert local_ranks() == 5
 
 
 @each("name", [*LOCAL_RANKS, "SLURM_LOCALID"])

@@ -94,7 +94,7 @@ def no_wish(monkeypatch):
 
 
 def test_one_process_takes_no_more_than_its_share_of_a_control_group(monkeypatch):
-    monkeypatch.setattr(machine, "cores_here", lambda: [*range(64)])
+    monkeypatch.setattr(machine, "available_cores", lambda: [*range(64)])
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 64)
     monkeypatch.setattr(machine, "cpu_quotas", lambda: {"pod": Fraction(9, 2)})
     assert machine.default_threads() == 4
@@ -137,6 +137,6 @@ def test_blas_is_limited_as_long_as_one_wants():
 def test_ranks_of_a_host_share_its_cores(monkeypatch, ranks, here, cores, threads):
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(machine, "cores_here", lambda: list(range(here)))
+    monkeypatch.setattr(machine, "available_cores", lambda: list(range(here)))
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert machine.default_threads() == threads

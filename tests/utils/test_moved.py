@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from pydtnn.utils.moved import MOVED
+from pydtnn.utils.moved import MOVED, RENAMED
 from tests.each import each
 
 
@@ -30,3 +30,13 @@ def test_a_command_with_a_former_name_is_executed():
     command = [sys.executable, "-m", "pydtnn.runs", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: python -m pydtnn runs")
+
+
+@each("package", RENAMED)
+def test_a_former_name_of_a_class_is_the_class_of_today(package):
+    module = import_module(package)
+    for former, name in RENAMED[package].items():
+        with pytest.warns(DeprecationWarning, match=f"{package}.{former} is now {name}"):
+            assert getattr(module, former) is getattr(module, name)
+    with pytest.raises(AttributeError, match="no attribute 'Stop'"):
+        _ = module.Stop

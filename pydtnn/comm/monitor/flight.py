@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.comm.monitor.slots import RECORD, Content, Slot
-from pydtnn.comm.monitor.table import Row
+from pydtnn.comm.monitor.table import RankRow
 
 FLIGHT = "flight"
 """Name of the folder in the folder of a run."""
@@ -43,7 +43,7 @@ YEAR_2026_NS = 1_767_225_600_000_000_000
 """Origin of the common clock: the files of ranks on several hosts have the time of day."""
 
 
-def write_flight(slot: Slot, row: Row, size: int, why: str) -> None:
+def write_flight(slot: Slot, row: RankRow, size: int, why: str) -> None:
     """Write the records of a rank into the folder of its slot.
 
     Parameters
@@ -107,7 +107,7 @@ def write_flight(slot: Slot, row: Row, size: int, why: str) -> None:
             unfinished.unlink()
 
 
-def remove_others(folder: str, size: int) -> None:
+def remove_stale(folder: str, size: int) -> None:
     """Remove the files of ranks of an earlier run with more ranks."""
     with contextlib.suppress(OSError):
         for file in Path(folder).glob("rank-*.npz"):

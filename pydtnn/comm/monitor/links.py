@@ -78,16 +78,16 @@ def _route(to: Sequence[str]) -> str | None:
     return None
 
 
-def connect(address: str, port: int, token: str, host: int) -> Link | None:
+def connect(address: str, port: int, token: str, host: int) -> HostLink | None:
     """Connect to the process of the first host."""
     with contextlib.suppress(OSError):
-        link = Link(socket.create_connection((address, port), LINK_TIMEOUT_S), token, 0)
+        link = HostLink(socket.create_connection((address, port), LINK_TIMEOUT_S), token, 0)
         link.greet(host)
         return link
     return None
 
 
-class Link:
+class HostLink:
     """A connection to the process of another host.
 
     Parameters

@@ -16,18 +16,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pydtnn.comm.monitor.flight import remove_others, write_flight
-from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, Link, Message, connect, is_count
+from pydtnn.comm.monitor.flight import remove_stale, write_flight
+from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, HostLink, Message, connect, is_count
 from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
-from pydtnn.comm.monitor.table import Row, Watched, late, names, sentence, table
+from pydtnn.comm.monitor.table import RankRow, Watched, awaited_ranks, names, sentence, table
 from pydtnn.utils.errors import printable
 
 SETTLED_S = 20.0
 """Seconds after a decision in which requests are part of it: ranks may not have received it yet."""
 
 
-class LastStep:
+class LastStepVote:
     """Agreement of the ranks on the last step of a run that a signal ends.
 
     Ranks send no message for it while they train. When a rank is signalled, the process that
@@ -179,7 +179,7 @@ def slots_in(file: int, facts: Facts) -> list[Slot]:
     return [Slot(memory, place) for place in range(len(facts.ranks))]
 
 
-class Monitor:
+class HostMonitor:
     """Watches the slots of this host; on the first host it also reports for all.
 
     Parameters
@@ -208,17 +208,17 @@ class Monitor:
         self._facts, self._slots, self._end_report = facts, slots, end_report
         self._poll, self._connections = poll, connections
         self._watched = Watched(slots, facts.names[str(facts.host)])
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, HostLink] = {}
         self._listener = listener
-        self._first: Link | None = None
+        self._first: HostLink | None = None
         self._request = self._requests = 0
         self._expired_at: float | None = None
         self._printed_at = -SAME_REQUEST_S
-        self._answers: dict[int, tuple[list[Row], str]] = {}
+        self._answers: dict[int, tuple[list[RankRow], str]] = {}
         self._collecting = self._recorded = self._warned = False
-        self._later: tuple[float, Sequence[Row], str] | None = None
+        self._later: tuple[float, Sequence[RankRow], str] | None = None
         self._why = "the end of the run"  # what the first host knows better
-        self._last = LastStep(len(facts.hosts), self._tell_all)
+        self._last = LastStepVote(len(facts.hosts), self._tell_all)
         self._lost: set[int] = set()  # ranks that have failed, without which others continue
         self._excluded_at = -math.inf
         self._claimed_at = math.inf
@@ -259,7 +259,7 @@ class Monitor:
         if self._listener is not None and number == self._listener.fileno():
             self._close_strangers(MAX_UNKNOWN_CONNECTIONS - 1)
             try:
-                self._add(Link(self._listener.accept()[0], self._facts.token))
+                self._add(HostLink(self._listener.accept()[0], self._facts.token))
             except OSError:  # no more open files, or the other side has gone
                 self._close_strangers(0)
         elif number in self._links:
@@ -403,7 +403,7 @@ class Monitor:
         rows, stacks = self._collect("stacks", STACKS_TIMEOUT_S)
         if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
             return
-        if self._survives and (excluded := late(rows)):
+        if self._survives and (excluded := awaited_ranks(rows)):
             self._exclude(rows, excluded)
             return
         self._end_report.claim()
@@ -416,7 +416,7 @@ class Monitor:
             _write(f"see python -m pydtnn trace flight {run}\n")
         self._end_all(TIMEOUT_STATUS)
 
-    def _exclude(self, rows: Sequence[Row], excluded: Sequence[Row]) -> None:
+    def _exclude(self, rows: Sequence[RankRow], excluded: Sequence[RankRow]) -> None:
         """Kill ranks that are late, also if they are stopped."""
         timeout = max(row.timeout for row in rows)
         _write(
@@ -445,7 +445,7 @@ class Monitor:
             seconds = FINISH_TIMEOUT_S if line == "finish" else FLIGHT_TIMEOUT_S
             _write(self._collect(line, seconds)[1])
 
-    def _record(self, why: str, rows: Sequence[Row] = ()) -> None:
+    def _record(self, why: str, rows: Sequence[RankRow] = ()) -> None:
         """Write the flight records of the ranks of this host, by default of those that remain."""
         rows = rows or self._watched.look(time.monotonic())
         by_rank = {slot.rank: slot for slot in self._slots}
@@ -455,13 +455,13 @@ class Monitor:
                 if slot.folder:
                     write_flight(slot, row, size, why)
                     if row.rank == 0:
-                        remove_others(slot.folder, size)
+                        remove_stale(slot.folder, size)
             except OSError as error:
                 if not self._warned:
                     self._warned = True
                     _write(f"warning: the flight record cannot be written: {error}\n")
 
-    def _print(self, begin: str, rows: Sequence[Row], stacks: str) -> None:
+    def _print(self, begin: str, rows: Sequence[RankRow], stacks: str) -> None:
         _write(f"{begin}{sentence(rows)}\n{table(rows)}{stacks}")
         self._printed_at = time.monotonic()
 
@@ -493,7 +493,7 @@ class Monitor:
             self._beat()
             time.sleep(0.05)
 
-    def _collect(self, line: str, seconds: float) -> tuple[list[Row], str]:
+    def _collect(self, line: str, seconds: float) -> tuple[list[RankRow], str]:
         """Send a line to all ranks; return what they do, and the answers of those that can run."""
         self._answers.clear()
         self._collecting = True
@@ -525,10 +525,10 @@ class Monitor:
                 name = self._facts.names[str(host)]
                 silent = "cannot be asked: its host does not answer"
                 ranks = (r for r in self._facts.ranks_of(host) if r not in self._lost)
-                rows += [Row(rank, name, problem=silent) for rank in ranks]
+                rows += [RankRow(rank, name, problem=silent) for rank in ranks]
         return sorted(rows, key=lambda row: row.rank), texts
 
-    def _local(self, line: str, seconds: float) -> tuple[list[Row], str]:
+    def _local(self, line: str, seconds: float) -> tuple[list[RankRow], str]:
         """Do what `_collect` does for the ranks of this host."""
         self._record("on request" if line == "stacks" else self._why)
         self._recorded = self._recorded or line != "stacks"
@@ -572,7 +572,7 @@ class Monitor:
         for link in self._links.values():
             link.tell({"what": "tell", "line": line})
 
-    def _add(self, link: Link) -> None:
+    def _add(self, link: HostLink) -> None:
         self._links[link.fileno()] = link
         self._poll.register(link.fileno(), select.EPOLLIN)
 
@@ -586,13 +586,13 @@ class Monitor:
                 strangers = strangers[1:]
                 self._drop(link, link.fileno())
 
-    def _drop(self, link: Link, number: int) -> None:
+    def _drop(self, link: HostLink, number: int) -> None:
         self._links.pop(number, None)
         with contextlib.suppress(OSError, ValueError):
             self._poll.unregister(number)
         link.close()
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: HostLink) -> None:
         """Handle the messages of another host."""
         number, known = link.fileno(), link.known
         messages = link.heard()
@@ -607,7 +607,7 @@ class Monitor:
             if link is self._first:
                 self._first = None
 
-    def _admit(self, link: Link) -> bool:
+    def _admit(self, link: HostLink) -> bool:
         """Answer a process that has sent the token, unless its host is not one that is missing."""
         others = {one.host for one in self._links.values() if one is not link}
         if link.host == self._facts.host or link.host not in {*self._facts.hosts} - others:
@@ -616,7 +616,7 @@ class Monitor:
         link.greet()
         return True
 
-    def _hear(self, link: Link, message: Message) -> None:
+    def _hear(self, link: HostLink, message: Message) -> None:
         """Handle a message of another host, whose entries have the right types."""
         what = message["what"]
         if link is self._first:
@@ -635,7 +635,7 @@ class Monitor:
                 link.tell({"what": "rows", "request": message["request"], **answer})
         elif what == "rows":
             with contextlib.suppress(ValueError):
-                rows = [Row.from_json(row) for row in message["rows"]]
+                rows = [RankRow.from_json(row) for row in message["rows"]]
                 remaining = [r for r in self._facts.ranks_of(link.host) if r not in self._lost]
                 complete = [row.rank for row in rows] == remaining
                 if complete and message["request"] == self._request:  # not of an earlier one

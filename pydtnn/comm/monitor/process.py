@@ -71,10 +71,10 @@ def main() -> None:
         shutil.rmtree(files, ignore_errors=True)  # the first rank has not reached that
         return
     # Imported now, so that the ranks, which are connected, need not wait for it.
-    from pydtnn.comm.monitor.monitor import Monitor, receive_facts, slots_in
+    from pydtnn.comm.monitor.monitor import HostMonitor, receive_facts, slots_in
 
     facts, others = receive_facts()
-    Monitor(facts, slots_in(slots, facts), end_report, poll, connections, others).run()
+    HostMonitor(facts, slots_in(slots, facts), end_report, poll, connections, others).run()
 
 
 def _skip_initialisation(folder: str) -> None:

@@ -55,7 +55,7 @@ TEXT = RING - (1 << 14)
 FOLDER = TEXT - (1 << 12)
 """First byte of the folder in which the records are stored when a run fails; empty for none."""
 
-MOST_NAMES = (FOLDER - NAMES) // NAME
+MAX_NAMES = (FOLDER - NAMES) // NAME
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Doing:
 
 
 @dataclass
-class Call:
+class CurrentCall:
     """A call of a communicator that a rank is in; see `pydtnn.comm.attendance.Wait`."""
 
     name: str
@@ -104,7 +104,7 @@ class Content:
     step: int
     moves: int
     stack: list[Doing] = field(default_factory=list)
-    call: Call | None = None
+    call: CurrentCall | None = None
     lanes: dict[str, list[Doing]] = field(default_factory=dict)
 
 
@@ -162,7 +162,7 @@ class Slot:
         number = self._numbers.get(name)
         if number is None:
             number = len(self._numbers)
-            if number == MOST_NAMES:
+            if number == MAX_NAMES:
                 return 0
             begin = NAMES + number * NAME
             text = name.encode()[: NAME - 1].decode(errors="ignore").encode() or b"?"
@@ -202,7 +202,7 @@ class Slot:
     def names(self) -> list[str]:
         """Return the names in the table."""
         found: list[str] = []
-        while len(found) < MOST_NAMES and self._bytes[NAMES + len(found) * NAME]:
+        while len(found) < MAX_NAMES and self._bytes[NAMES + len(found) * NAME]:
             found.append(self._name(len(found)))
         return found
 
@@ -231,7 +231,7 @@ class Slot:
         call = None
         if words[CALLING]:
             name, group = self._name(words[CALL]), self._name(words[GROUP])
-            call = Call(name, group, words[NUMBER], words[PEER])
+            call = CurrentCall(name, group, words[NUMBER], words[PEER])
         return Content(
             words[RANK],
             words[PID],

@@ -20,7 +20,7 @@ progress: each part of the files that are read for the first time has a deadline
 
 
 @dataclass
-class Row:
+class RankRow:
     """What a rank is doing.
 
     Attributes
@@ -79,7 +79,7 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: object) -> Row:
+    def from_json(cls, values: object) -> RankRow:
         """Return the row with these fields.
 
         Raises
@@ -150,7 +150,7 @@ class Watched:
                 found.append(place)
         return found
 
-    def look(self, now: float) -> list[Row]:
+    def look(self, now: float) -> list[RankRow]:
         """Return the rows of all ranks, without those that have failed and others survive.
 
         Parameters
@@ -167,9 +167,9 @@ class Watched:
             if not slot.words[ENDED]
         ]
 
-    def _row(self, place: int, content: Content, passed: float) -> Row:
+    def _row(self, place: int, content: Content, passed: float) -> RankRow:
         if not content.pid:
-            return Row(content.rank, self._host, doing="has ended")
+            return RankRow(content.rank, self._host, doing="has ended")
         condition = self._condition(content.pid)
         if content.moves != self._moves[place]:
             self._moves[place] = content.moves
@@ -179,7 +179,9 @@ class Watched:
         else:
             self._seconds[place] += passed
             self._frozen[place] = 0.0
-        row = Row(content.rank, self._host, content.epoch, content.step, timeout=content.timeout)
+        row = RankRow(
+            content.rank, self._host, content.epoch, content.step, timeout=content.timeout
+        )
         row.seconds = self._frozen[place] or self._seconds[place]
         row.problem, stack = condition.why, content.stack
         row.doing = describe(stack)
@@ -219,7 +221,7 @@ def _call(content: Content, stack: Sequence[Doing]) -> str:
 K = TypeVar("K", bound=Hashable)
 
 
-def late(rows: Sequence[Row]) -> list[Row]:
+def awaited_ranks(rows: Sequence[RankRow]) -> list[RankRow]:
     """Return the ranks that the others wait for; none if all wait for each other.
 
     These are ranks that cannot run, otherwise those that do not wait for another rank, otherwise
@@ -235,16 +237,16 @@ def late(rows: Sequence[Row]) -> list[Row]:
     return found if len(found) < len(rows) or stopped else []
 
 
-def sentence(rows: Sequence[Row]) -> str:
+def sentence(rows: Sequence[RankRow]) -> str:
     """Return who is late and what the others wait for, in one sentence.
 
     Examples
     --------
-    >>> rows = [Row(0, "a", waits="barrier"), Row(1, "a", waits="barrier")]
-    >>> sentence([*rows, Row(2, "a", doing="in the loader", seconds=41)])
+    >>> rows = [RankRow(0, "a", waits="barrier"), RankRow(1, "a", waits="barrier")]
+    >>> sentence([*rows, RankRow(2, "a", doing="in the loader", seconds=41)])
     'rank 2: in the loader since 41 s; ranks 0-1 wait in barrier'
     """
-    found = late(rows)
+    found = awaited_ranks(rows)
     parts = [f"{names(same)}: {text}" for text, same in _alike(found, _late)]
     others = [row for row in rows if row not in found and row.waits]
     for text, same in _alike(others, lambda row: row.waits):
@@ -252,7 +254,7 @@ def sentence(rows: Sequence[Row]) -> str:
     return "; ".join(parts) or "no rank waits for another"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[RankRow]) -> str:
     """Return a table with a line for each rank; ranks that do the same share a line."""
     several = len({row.host for row in rows}) > 1
     lines = [("rank", "host", "epoch", "step", "for", "doing")]
@@ -268,7 +270,7 @@ def table(rows: Sequence[Row]) -> str:
     return "".join("  ".join(line).rstrip() + "\n" for line in padded)
 
 
-def names(rows: Sequence[Row]) -> str:
+def names(rows: Sequence[RankRow]) -> str:
     """Return "rank 1" or "ranks 0-2, 5"."""
     return f"rank{'s' * (len(rows) > 1)} {ranges(row.rank for row in rows)}"
 
@@ -288,12 +290,12 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _late(row: Row) -> str:
+def _late(row: RankRow) -> str:
     doing = ", ".join(filter(None, [row.problem, row.doing, *row.threads]))
     return f"{doing} since {row.seconds:.0f} s"
 
 
-def _doing(row: Row) -> str:
+def _doing(row: RankRow) -> str:
     waits = ""
     if row.waits:
         peer = "" if row.peer < 0 else f" with rank {row.peer}"
@@ -301,13 +303,13 @@ def _doing(row: Row) -> str:
     return ", ".join(filter(None, [row.problem, waits or row.doing, *row.threads]))
 
 
-def _at(row: Row) -> tuple[str, str]:
+def _at(row: RankRow) -> tuple[str, str]:
     return ("-", "-") if row.epoch < 0 else (str(row.epoch), str(row.step))
 
 
-def _alike(rows: Iterable[Row], key: Callable[[Row], K]) -> list[tuple[K, list[Row]]]:
+def _alike(rows: Iterable[RankRow], key: Callable[[RankRow], K]) -> list[tuple[K, list[RankRow]]]:
     """Group rows by a key, in the order of their first."""
-    groups: dict[K, list[Row]] = {}
+    groups: dict[K, list[RankRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return list(groups.items())

@@ -8,7 +8,7 @@ are carried out by `executor`, verified by `check` and displayed by `picture`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm.schedules.algorithms import (
     bidirectional_ring,
@@ -21,17 +21,18 @@ from pydtnn.comm.schedules.algorithms import (
     ring,
     torus,
 )
-from pydtnn.comm.schedules.steps import Algorithm, Group, Part, Round, Rounds, Step
+from pydtnn.comm.schedules.steps import Algorithm, Group, MessageStep, Part, Round, Rounds
+from pydtnn.utils.moved import renamed
 from pydtnn.utils.registry import Registry
 
 __all__ = [
     "SCHEDULES",
     "Algorithm",
     "Group",
+    "MessageStep",
     "Part",
     "Round",
     "Rounds",
-    "Step",
     "find",
     "rounds",
 ]
@@ -94,12 +95,16 @@ def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> 
 
 def _round(where: str, steps: Any) -> Round:
     """Return a round as a tuple; reject a single step, which is also a tuple."""
-    alone = isinstance(steps, Step)
+    alone = isinstance(steps, MessageStep)
     if alone or not isinstance(steps, Iterable):
         hint = "; a comma makes one of a single step: `yield (send(0, ALL),)`" if alone else ""
         raise TypeError(f"{where} must be a tuple of steps, got {steps!r}{hint}")
     found = tuple(steps)
     for step in found:
-        if not isinstance(step, Step):
+        if not isinstance(step, MessageStep):
             raise TypeError(f"{where} must contain only send, receive and add, got {step!r}")
     return found
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = renamed(__name__)

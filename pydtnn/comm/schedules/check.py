@@ -15,13 +15,13 @@ from itertools import combinations, pairwise
 from typing import TypeVar
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.steps import ALL, Part, Round, Step
+from pydtnn.comm.schedules.steps import ALL, MessageStep, Part, Round
 from pydtnn.comm.schedules.timeline import (
-    Event,
-    Message,
+    MatchedPlan,
     Plan,
+    PlanMessage,
+    RoundEvent,
     ScheduleError,
-    Timeline,
     show,
     timeline,
 )
@@ -31,8 +31,8 @@ V = TypeVar("V")
 
 
 def carry_out(
-    done: Timeline, values: list[list[V]], add: Callable[[Message, Part, V, V], V]
-) -> Iterator[Event]:
+    done: MatchedPlan, values: list[list[V]], add: Callable[[PlanMessage, Part, V, V], V]
+) -> Iterator[RoundEvent]:
     """Carry out a schedule in place.
 
     Parameters
@@ -40,7 +40,7 @@ def carry_out(
     done : Timeline
         The schedule.
     values : list of lists
-        For each rank, the symbolic value of each of the `Timeline.chunks`.
+        For each rank, the symbolic value of each of the `MatchedPlan.chunks`.
     add : callable
         Returns a sum: ``add(message, chunk, existing value, received value)``.
 
@@ -55,7 +55,7 @@ def carry_out(
     for message in done.messages:
         sent[message.sender, message.sent].append(message)
         received[message.receiver, message.received].append(message)
-    travelling: dict[Message, list[V]] = {}
+    travelling: dict[PlanMessage, list[V]] = {}
     for event in done.events:
         mine, place = values[event.rank], (event.rank, event.round)
         if event.begins:
@@ -72,7 +72,7 @@ def carry_out(
 __all__ = ["ScheduleError", "associations", "check", "plan"]
 
 
-def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()) -> Timeline:
+def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()) -> MatchedPlan:
     """Prove that a schedule is an allreduce, for one number of ranks.
 
     Every step specifies another rank of the group and a part of the array; every send matches a
@@ -153,7 +153,7 @@ def plan(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ())
     return [rounds(schedule, rank, names) for rank in range(len(names))]
 
 
-def _check_step(where: str, step: Step, others: set[int]) -> None:
+def _check_step(where: str, step: MessageStep, others: set[int]) -> None:
     """Raise ScheduleError if a step is invalid by itself."""
     if step.peer not in others:
         raise ScheduleError(
@@ -211,7 +211,7 @@ def _are_disjoint(copies: Sequence[Part], others: Sequence[Part]) -> bool:
     return True
 
 
-def contributions(done: Timeline, size: int) -> list[list[int]]:
+def contributions(done: MatchedPlan, size: int) -> list[list[int]]:
     """Return the content of each chunk on each rank before the first round: its own contribution.
 
     A set of contributions is a number with one bit for each rank that is in it.
@@ -219,7 +219,7 @@ def contributions(done: Timeline, size: int) -> list[list[int]]:
     return [[1 << rank] * len(done.chunks) for rank in range(size)]
 
 
-def unite(message: Message, chunk: Part, here: int, comes: int) -> int:
+def unite(message: PlanMessage, chunk: Part, here: int, comes: int) -> int:
     """Unite two sets of contributions; raise ScheduleError if they are not disjoint."""
     if here & comes:
         raise ScheduleError(
@@ -231,7 +231,7 @@ def unite(message: Message, chunk: Part, here: int, comes: int) -> int:
 
 
 def _write(
-    message: Message, chunk: Part, here: tuple[int, str], comes: tuple[int, str]
+    message: PlanMessage, chunk: Part, here: tuple[int, str], comes: tuple[int, str]
 ) -> tuple[int, str]:
     """Return a sum as text, the operand with the lower rank first."""
     (first, left), (_, right) = sorted((here, comes))
@@ -239,7 +239,7 @@ def _write(
 
 
 def _final(
-    done: Timeline, values: list[list[V]], add: Callable[[Message, Part, V, V], V]
+    done: MatchedPlan, values: list[list[V]], add: Callable[[PlanMessage, Part, V, V], V]
 ) -> list[list[V]]:
     """Return the final values of all ranks."""
     for _ in carry_out(done, values, add):

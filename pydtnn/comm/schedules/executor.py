@@ -4,7 +4,7 @@ The rounds of an allreduce are messages of the inner communicator. There is no b
 every call of `test` or `wait`, on any request, advances all sums in progress as far as their
 messages have arrived.
 
-A group and those split off from it form a `Family`, which has one list of the sums in progress on
+A group and those split off from it share `ActiveSums`, one list of the sums in progress on
 this rank. Every blocking call drives all of them, so that no order of calls that is valid for MPI
 leads to a deadlock:
 
@@ -28,7 +28,7 @@ import numpy as np
 from pydtnn.comm.checks import MAX_TAG
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.steps import Part, Round, Step, part
+from pydtnn.comm.schedules.steps import MessageStep, Part, Round, part
 from pydtnn.comm.wrapper import Driving, Wrapper
 from pydtnn.utils import clock
 from pydtnn.utils.request import Completed, Request
@@ -79,7 +79,7 @@ class Incoming(NamedTuple):
     adds: bool
 
 
-class Exchange(NamedTuple):
+class RoundTransfers(NamedTuple):
     """One round of one rank."""
 
     incoming: tuple[Incoming, ...]
@@ -94,7 +94,7 @@ class Chunk(NamedTuple):
 
     number: int
     elements: slice
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[RoundTransfers, ...]
     scratch: int
 
 
@@ -136,7 +136,7 @@ def work_out(rounds: Sequence[Round], n: int, chunks: int) -> tuple[Chunk, ...]:
     tuple of Chunk
         The chunks in which the rank takes part.
     """
-    known: dict[int, tuple[Exchange, ...]] = {}  # by length: there are at most two
+    known: dict[int, tuple[RoundTransfers, ...]] = {}  # by length: there are at most two
     result = []
     for index in range(chunks):
         elements = part(index, chunks).elements(n)
@@ -150,7 +150,7 @@ def work_out(rounds: Sequence[Round], n: int, chunks: int) -> tuple[Chunk, ...]:
     return tuple(result)
 
 
-def _exchange(steps: Sequence[Step], n: int) -> Exchange:
+def _exchange(steps: Sequence[MessageStep], n: int) -> RoundTransfers:
     """Return one round on a chunk of `n` elements, without empty messages."""
     outgoing = [
         Outgoing(step.peer, what) for step in steps if (what := _elements(step.send, n)) is not None
@@ -167,7 +167,7 @@ def _exchange(steps: Sequence[Step], n: int) -> Exchange:
             lands = slice(scratch, scratch + where.stop - where.start)
             scratch = lands.stop
         arrivals.append(Incoming(step.peer, where, lands, step.op == "sum"))
-    return Exchange(tuple(arrivals), tuple(outgoing))
+    return RoundTransfers(tuple(arrivals), tuple(outgoing))
 
 
 def _elements(what: Part | None, n: int) -> slice | None:
@@ -182,7 +182,7 @@ def _overlap(a: slice, b: slice) -> bool:
     return bool(a.start < b.stop and b.start < a.stop)
 
 
-def _scratch(exchange: Exchange) -> int:
+def _scratch(exchange: RoundTransfers) -> int:
     """Return the number of scratch elements that a round needs."""
     return max((one.lands.stop for one in exchange.incoming if one.lands), default=0)
 
@@ -226,7 +226,7 @@ def add(into: np.ndarray, other: np.ndarray) -> None:
             np.add(into, other, out=into)
 
 
-class Family:
+class ActiveSums:
     """The sums in progress on this rank, of a group and of all groups split off from it.
 
     Attributes
@@ -317,10 +317,10 @@ class Scheduled(Wrapper):
         self._requested = active
         self.carrier = inner.split(0)
         self._rounds: dict[str | Algorithm, tuple[Round, ...]] = {}
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, _ChunkPlan] = {}
         self._scratch: dict[tuple[np.dtype, int], list[np.ndarray]] = {}
         self._tags = 0
-        self.family = Family()
+        self.family = ActiveSums()
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         self.meet()
@@ -385,7 +385,7 @@ class Scheduled(Wrapper):
             self.family.drive(request)
             request.wait()
 
-    def _plan(self, algorithm: str | Algorithm, n: int, dtype: np.dtype) -> _Plan:
+    def _plan(self, algorithm: str | Algorithm, n: int, dtype: np.dtype) -> _ChunkPlan:
         """Return the plan for arrays of a length and type, which is computed once."""
         key = algorithm, n, dtype
         if key not in self._plans:
@@ -393,7 +393,7 @@ class Scheduled(Wrapper):
                 self._rounds[algorithm] = rounds(algorithm, self.rank, self.hosts)
             count = pieces(n * dtype.itemsize, self.chunk_bytes)
             chunks = work_out(self._rounds[algorithm], n, count)
-            self._plans[key] = _Plan(chunks, count, adder_for(dtype))
+            self._plans[key] = _ChunkPlan(chunks, count, adder_for(dtype))
         return self._plans[key]
 
     def take_scratch(self, n: int, dtype: np.dtype) -> np.ndarray:
@@ -407,7 +407,7 @@ class Scheduled(Wrapper):
         self._scratch[scratch.dtype, scratch.size].append(scratch)
 
 
-class _Plan(NamedTuple):
+class _ChunkPlan(NamedTuple):
     """The chunks of a rank for arrays of one length and type, and the number of all chunks."""
 
     chunks: tuple[Chunk, ...]
@@ -418,7 +418,7 @@ class _Plan(NamedTuple):
 class _Sum(Request):
     """An allreduce in progress: its chunks, some of which have started."""
 
-    def __init__(self, comm: Scheduled, array: np.ndarray, plan: _Plan, tag: int) -> None:
+    def __init__(self, comm: Scheduled, array: np.ndarray, plan: _ChunkPlan, tag: int) -> None:
         self.comm = comm
         self._array = array
         self._add = plan.add
@@ -492,7 +492,7 @@ class _Journey:
             requests.pop()
         return True
 
-    def _post(self, exchange: Exchange) -> None:
+    def _post(self, exchange: RoundTransfers) -> None:
         array, scratch, tag = self._array, self._scratch, self._tag
         requests, carrier = self._requests, self._comm.carrier
         for peer, where, lands, _ in exchange.incoming:
@@ -501,7 +501,7 @@ class _Journey:
         for peer, what in exchange.outgoing:
             requests.append(carrier._isend(array[what], peer, tag))
 
-    def _receive_round(self, exchange: Exchange) -> None:
+    def _receive_round(self, exchange: RoundTransfers) -> None:
         """Add the received values, in the order of the steps, which is always the same."""
         added = 0
         for _, where, lands, adds in exchange.incoming:

@@ -55,7 +55,7 @@ class Probe:
         Disjoint pairs of hosts are measured concurrently, so many hosts need few turns.
         """
         own: dict[tuple[int, int], tuple[float, float]] = {}
-        for pairs in turns(list(self.ranks)):
+        for pairs in round_robin(list(self.ranks)):
             self.comm.barrier()
             for one, other in pairs:
                 own |= self._bounce(self.ranks[one][0], self.ranks[other][0])
@@ -152,10 +152,10 @@ def machine() -> str:
         return platform.node()
 
 
-def turns(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+def round_robin(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     """Pair each rank with every other once, in turns of disjoint pairs (circle method).
 
-    >>> list(turns([0, 1, 2]))
+    >>> list(round_robin([0, 1, 2]))
     [[(1, 2)], [(0, 2)], [(0, 1)]]
     """
     circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
@@ -264,7 +264,7 @@ class Network:
         card: float | None = None,
         memory: float | None = None,
         add: float = 0.0,
-        topology: Topology | None = None,
+        topology: SwitchTopology | None = None,
         rails: int = 1,
     ) -> Network:
         """Create a network of identical hosts, by default on a switch that is never the bottleneck.
@@ -357,7 +357,7 @@ class Network:
         return cls(comm.hosts, routes, links, probe.add())
 
 
-class Topology(Protocol):
+class SwitchTopology(Protocol):
     """The switches between hosts, which are numbered from 0."""
 
     def route(self, source: int, target: int, bandwidth: float) -> tuple[float, dict[str, float]]:
@@ -389,7 +389,7 @@ class _AlikeRoutes(Mapping[Pair, Route]):
         between: Route,
         card: float,
         memory: float | None,
-        topology: Topology | None,
+        topology: SwitchTopology | None,
         rails: int,
     ) -> None:
         self._hosts, self._inside, self._between = hosts, inside, between

@@ -11,14 +11,14 @@ from typing import Any
 
 from pydtnn.comm.schedules.check import carry_out, contributions, unite
 from pydtnn.comm.schedules.steps import Part
-from pydtnn.comm.schedules.timeline import Message, Timeline
-from pydtnn.utils.figures import PALETTE, save_figure
+from pydtnn.comm.schedules.timeline import MatchedPlan, PlanMessage
+from pydtnn.utils.figures import BAND, INK, LINE, PALETTE, QUIET, save_figure
 
 MAX_RANK_COLUMNS = 16
 """Maximum number of ranks with a column each; with more, each round is summarised in a line."""
 
 
-def text(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
+def text(name: str, done: MatchedPlan, hosts: Sequence[Hashable]) -> str:
     """Format a schedule as a table, with a row for each round and a column for each rank.
 
     Parameters
@@ -37,7 +37,7 @@ def text(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
     return "\n".join(lines)
 
 
-def title(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
+def title(name: str, done: MatchedPlan, hosts: Sequence[Hashable]) -> str:
     """Return a line with the numbers of ranks and rounds and the volume of the busiest rank."""
     most = busiest(done.messages)
     total = sum(length(message.part) for message in done.messages)
@@ -49,7 +49,7 @@ def title(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
     )
 
 
-def busiest(messages: Iterable[Message]) -> Fraction:
+def busiest(messages: Iterable[PlanMessage]) -> Fraction:
     """Return the volume that the busiest rank sends, as a multiple of the array."""
     sent: dict[int, Fraction] = defaultdict(Fraction)
     for message in messages:
@@ -100,7 +100,7 @@ def runs(hosts: Sequence[Hashable]) -> list[tuple[str, int, int]]:
     return found
 
 
-def _legend(done: Timeline) -> str:
+def _legend(done: MatchedPlan) -> str:
     """Return the explanation of the table."""
     pieces = done.chunks
     what, parts = "k", "the array of n bytes stays whole"
@@ -123,7 +123,7 @@ def _label(part: Part, pieces: list[Part]) -> str:
     return str(inside[0]) if len(inside) == 1 else f"{inside[0]}-{inside[-1]}"
 
 
-def _table(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
+def _table(done: MatchedPlan, hosts: Sequence[Hashable]) -> list[str]:
     """Return a row for each round, with the parts that each rank sends."""
     pieces, groups = done.chunks, runs(hosts)
     cells: dict[tuple[int, int], list[str]] = defaultdict(list)
@@ -155,9 +155,9 @@ def _table(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
     return lines
 
 
-def _digest(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
+def _digest(done: MatchedPlan, hosts: Sequence[Hashable]) -> list[str]:
     """Return a line for each round, or for several equal rounds, with the messages of all ranks."""
-    by_row: dict[int, list[Message]] = defaultdict(list)
+    by_row: dict[int, list[PlanMessage]] = defaultdict(list)
     for message in done.messages:
         by_row[message.row].append(message)
     lines = ["rounds    messages  between hosts  added  distance      largest  busiest rank sends"]
@@ -169,7 +169,7 @@ def _digest(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
     return lines
 
 
-def _row(messages: list[Message], hosts: Sequence[Hashable]) -> str:
+def _row(messages: list[PlanMessage], hosts: Sequence[Hashable]) -> str:
     away = {abs(message.receiver - message.sender) for message in messages}
     near = {min(distance, len(hosts) - distance) for distance in away}  # as on a ring
     distance = f"{min(near)} to {max(near)}" if len(near) > 1 else str(*near)
@@ -182,11 +182,11 @@ def _row(messages: list[Message], hosts: Sequence[Hashable]) -> str:
     )
 
 
-def _in_order(message: Message) -> tuple[int, int, int, Part, int]:
+def _in_order(message: PlanMessage) -> tuple[int, int, int, Part, int]:
     return message.row, message.sender, message.sent, message.part, message.receiver
 
 
-MOST_RANKS = 32
+MAX_RANKS = 32
 
 COLUMN, ROW = 0.95, 0.66
 """Inches from rank to rank, and from round to round: the units of x and y in the drawing."""
@@ -194,10 +194,8 @@ COLUMN, ROW = 0.95, 0.66
 BAR, THICKNESS, HEAD = 0.74, 0.2, 0.09
 """Width and height of the array of a rank, and height of an arrow's head."""
 
-INK, QUIET, BAND, LINE = "#222222", "#777777", "#f4f4f1", "#d8d8d2"
 
-
-def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> None:
+def draw(path: Path, name: str, done: MatchedPlan, hosts: Sequence[Hashable]) -> None:
     """Draw a schedule into a file.
 
     Time increases down the page. The array of every rank is drawn before and after each round: the
@@ -225,14 +223,14 @@ def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> No
     ValueError
         If the kind of file is not supported, or there are more ranks than fit on a page.
     """
-    if len(hosts) > MOST_RANKS:
+    if len(hosts) > MAX_RANKS:
         raise ValueError(
-            f"draw: expected at most {MOST_RANKS} ranks in a picture, got {len(hosts)}; use fewer."
+            f"draw: expected at most {MAX_RANKS} ranks in a picture, got {len(hosts)}; use fewer."
         )
     save_figure("draw", path, lambda make: _figure(make, name, done, hosts))
 
 
-def _figure(make: Any, name: str, done: Timeline, hosts: Sequence[Hashable]) -> Any:
+def _figure(make: Any, name: str, done: MatchedPlan, hosts: Sequence[Hashable]) -> Any:
     """Lay out the page; rank r is at x = r, and round k extends from y = k down to y = k + 1."""
     head = 2.2 if len(runs(hosts)) > 1 else 1.9
     width, height = max(len(hosts) + 1.9, 6.2), done.rows + head + 1.3
@@ -253,7 +251,7 @@ def _figure(make: Any, name: str, done: Timeline, hosts: Sequence[Hashable]) -> 
     return figure
 
 
-def _frame(axes: Any, done: Timeline, hosts: Sequence[Hashable]) -> None:
+def _frame(axes: Any, done: MatchedPlan, hosts: Sequence[Hashable]) -> None:
     """Draw hosts as bands, ranks as vertical lines, and their labels."""
     groups, right = runs(hosts), len(hosts) - 0.4
     words: dict[str, Any] = {"va": "center", "color": QUIET, "size": 8}
@@ -282,7 +280,7 @@ def _colors(pieces: int) -> list[Any]:
     return [colors(i / max(pieces - 1, len(PALETTE) - 1))[:3] for i in range(pieces)]
 
 
-def _arrows(axes: Any, done: Timeline, colors: list[Any]) -> None:
+def _arrows(axes: Any, done: MatchedPlan, colors: list[Any]) -> None:
     """Draw all messages, those over long distances behind the others."""
     from matplotlib.collections import PathCollection
 
@@ -299,7 +297,7 @@ def _arrows(axes: Any, done: Timeline, colors: list[Any]) -> None:
     )
 
 
-def _arrow(message: Message, piece: Part) -> Any:
+def _arrow(message: PlanMessage, piece: Part) -> Any:
     """Return the outline of an arrow from a stretch of the sender's array to the receiver's."""
     from matplotlib.path import Path as Outline
 
@@ -314,7 +312,7 @@ def _arrow(message: Message, piece: Part) -> Any:
     return Outline([*left, ((c + d) / 2, tip), *right, (a, top)], codes)
 
 
-def _arrays(axes: Any, done: Timeline, size: int, colors: list[Any]) -> None:
+def _arrays(axes: Any, done: MatchedPlan, size: int, colors: list[Any]) -> None:
     """Draw the arrays of all ranks before and after each round."""
     from matplotlib.collections import PolyCollection
 
@@ -335,7 +333,7 @@ def _arrays(axes: Any, done: Timeline, size: int, colors: list[Any]) -> None:
     )
 
 
-def _states(done: Timeline, size: int) -> Iterator[tuple[int, int, list[int]]]:
+def _states(done: MatchedPlan, size: int) -> Iterator[tuple[int, int, list[int]]]:
     """Yield the contributions in the array of each rank before each row and after the last."""
     values = contributions(done, size)
     states = [{0: list(held)} for held in values]

@@ -50,7 +50,7 @@ def part(index: int, pieces: int) -> Part:
     return ALL.cut(index, pieces)
 
 
-class Step(NamedTuple):
+class MessageStep(NamedTuple):
     """One exchange with one peer.
 
     Attributes
@@ -69,7 +69,7 @@ class Step(NamedTuple):
     op: str
 
 
-Round = tuple[Step, ...]
+Round = tuple[MessageStep, ...]
 """The messages of a rank at the same time.
 
 The values sent are those from before the round. Received values are added when the sends of the
@@ -81,19 +81,19 @@ which has no effect.
 """
 
 
-def send(to: int, what: Part) -> Step:
+def send(to: int, what: Part) -> MessageStep:
     """Send a part."""
-    return Step(to, what, None, "copy")
+    return MessageStep(to, what, None, "copy")
 
 
-def receive(source: int, what: Part) -> Step:
+def receive(source: int, what: Part) -> MessageStep:
     """Receive a part that replaces the existing values."""
-    return Step(source, None, what, "copy")
+    return MessageStep(source, None, what, "copy")
 
 
-def add(source: int, what: Part) -> Step:
+def add(source: int, what: Part) -> MessageStep:
     """Receive a part and add it to the existing values."""
-    return Step(source, None, what, "sum")
+    return MessageStep(source, None, what, "sum")
 
 
 class Group(NamedTuple):
@@ -156,7 +156,7 @@ def over(group: Group, members: Sequence[int], algorithm: Algorithm, what: Part 
     seen = Group(members.index(group.rank), [group.hosts[member] for member in members])
     for steps in algorithm(seen):
         yield tuple(
-            Step(members[peer], _within(what, out), _within(what, into), op)
+            MessageStep(members[peer], _within(what, out), _within(what, into), op)
             for peer, out, into, op in steps
         )
 
@@ -258,6 +258,6 @@ def _within(whole: Part, inner: Part | None) -> Part | None:
     return Part(whole.start + inner.start * width, whole.start + inner.stop * width)
 
 
-def _returned(step: Step) -> Step:
+def _returned(step: MessageStep) -> MessageStep:
     """Return the reverse of a step: receive what was sent, send what was received."""
-    return Step(step.peer, step.receive, step.send, "copy")
+    return MessageStep(step.peer, step.receive, step.send, "copy")

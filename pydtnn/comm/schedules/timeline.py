@@ -27,7 +27,7 @@ class ScheduleError(ValueError):
     """A schedule that cannot give every rank the sum; the text names the round and the ranks."""
 
 
-class Message(NamedTuple):
+class PlanMessage(NamedTuple):
     """A message from one rank to another.
 
     Attributes
@@ -54,7 +54,7 @@ class Message(NamedTuple):
     row: int = 0
 
 
-class Event(NamedTuple):
+class RoundEvent(NamedTuple):
     """The beginning or end of a round of a rank, before the messages of `row`."""
 
     row: int
@@ -64,7 +64,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class MatchedPlan:
     """A plan with all messages matched and all events ordered.
 
     Attributes
@@ -75,8 +75,8 @@ class Timeline:
         All messages, ordered by receiver, its rounds, and the steps in a round.
     """
 
-    events: list[Event]
-    messages: list[Message]
+    events: list[RoundEvent]
+    messages: list[PlanMessage]
 
     @cached_property
     def chunks(self) -> list[Part]:
@@ -100,7 +100,7 @@ def show(part: Part) -> str:
     return f"[{part.start}, {part.stop})"
 
 
-def match(plan: Plan) -> list[Message]:
+def match(plan: Plan) -> list[PlanMessage]:
     """Pair the k-th send from one rank to another with the k-th receive there.
 
     Returns
@@ -138,7 +138,7 @@ def match(plan: Plan) -> list[Message]:
                             f"whose round {k} expects {show(step.receive)}; use the same part in "
                             "both."
                         )
-                    messages.append(Message(step.peer, sent, rank, k, part, step.op))
+                    messages.append(PlanMessage(step.peer, sent, rank, k, part, step.op))
     for (rank, peer), waiting in sends.items():
         if waiting:
             k, part = waiting[0]
@@ -149,7 +149,7 @@ def match(plan: Plan) -> list[Message]:
     return messages
 
 
-def timeline(plan: Plan) -> Timeline:
+def timeline(plan: Plan) -> MatchedPlan:
     """Carry out the rounds of every rank, each waiting only for the ranks it communicates with.
 
     A round ends when each rank that it sends to or receives from has begun the round to which that
@@ -167,7 +167,7 @@ def timeline(plan: Plan) -> Timeline:
         peers[here][there] = peers[there][here] = None
     talk = {place: list(found) for place, found in peers.items()}
 
-    events: list[Event] = []
+    events: list[RoundEvent] = []
     begun: dict[Place, int] = {}  # the row in which a round of a rank begins
     # Of a round and those of its peers: the number not begun, and the last row of the others
     absent = {place: 1 + len(found) for place, found in talk.items()}
@@ -181,7 +181,7 @@ def timeline(plan: Plan) -> Timeline:
         if current[rank] == len(plan[rank]):
             return
         begun[here] = row
-        events.append(Event(row, *here, begins=True))
+        events.append(RoundEvent(row, *here, begins=True))
         if here not in talk:
             heappush(complete, (row, rank))
             return
@@ -195,16 +195,16 @@ def timeline(plan: Plan) -> Timeline:
         begin(rank, 0)
     while complete:
         row, rank = heappop(complete)
-        events.append(Event(row, rank, current[rank], begins=False))
+        events.append(RoundEvent(row, rank, current[rank], begins=False))
         begin(rank, row)
     for rank, rounds in enumerate(plan):
         if current[rank] < len(rounds):
             raise ScheduleError(_deadlock(rank, current, talk, begun))
     rows = [max(begun[place] for place in _ends(message)) for message in messages]
-    return Timeline(events, [m._replace(row=row) for m, row in zip(messages, rows, strict=True)])
+    return MatchedPlan(events, [m._replace(row=row) for m, row in zip(messages, rows, strict=True)])
 
 
-def _ends(message: Message) -> tuple[Place, Place]:
+def _ends(message: PlanMessage) -> tuple[Place, Place]:
     return (message.sender, message.sent), (message.receiver, message.received)
 
 

@@ -156,7 +156,7 @@ identity; to this end, the threshold of solarize begins at 256, as in the paper,
 NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 """Numbers of the operations."""
 
-NOTHING = -1
+NO_OPERATION = -1
 """Number of no operation."""
 
 
@@ -169,7 +169,7 @@ def apply_chosen(
     ----------
     x : ndarray of uint8, shape ``(n, H, W, C)``
     chosen : ndarray of int, shape ``(n,)``
-        Number of each image's operation, or `NOTHING`.
+        Number of each image's operation, or `NO_OPERATION`.
     strength : ndarray, shape ``(n,)``
         In [0, 1].
     negative : ndarray of bool, shape ``(n,)``

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.augment.augmentation import between, blocks
-from pydtnn.data.augment.operations import NOTHING, NUMBERS, PixelAugmentation, apply_chosen
+from pydtnn.data.augment.operations import NO_OPERATION, NUMBERS, PixelAugmentation, apply_chosen
 from pydtnn.data.order import below
 from pydtnn.utils.validate import check_float, check_int
 
@@ -75,7 +75,7 @@ class AutoAugment(PixelAugmentation):
                 for column in zip(*((NUMBERS[name], p, m) for name, p, m in table), strict=True)
             )
             applied = between(words[:, draw], 0, 1) < probability
-            number = np.where(applied, number, NOTHING)
+            number = np.where(applied, number, NO_OPERATION)
             x = apply_chosen(
                 x, number, magnitude / MAX_AUTO_MAGNITUDE, words[:, sign] >= 2**31, fill, masks
             )
@@ -84,7 +84,7 @@ class AutoAugment(PixelAugmentation):
 
 Array = NDArray[Any]
 
-CHOICES = np.array([NOTHING, *(which for name, which in NUMBERS.items() if name != "invert")])
+CHOICES = np.array([NO_OPERATION, *(which for name, which in NUMBERS.items() if name != "invert")])
 """The 14 operations of the paper, of which the first is the identity."""
 
 MAX_MAGNITUDE = 30

@@ -14,32 +14,32 @@ from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu import _conv
 from pydtnn.kernels.cpu._memory import MemoryPool
-from pydtnn.kernels.cpu.attention import Attention
-from pydtnn.kernels.cpu.conv import Conv
-from pydtnn.kernels.cpu.elementwise import Elementwise
-from pydtnn.kernels.cpu.fused import Fused
+from pydtnn.kernels.cpu.attention import CpuAttention
+from pydtnn.kernels.cpu.conv import CpuConv
+from pydtnn.kernels.cpu.elementwise import CpuElementwise
+from pydtnn.kernels.cpu.fused import CpuFused
 from pydtnn.kernels.cpu.isa import available, select_isa
-from pydtnn.kernels.cpu.linear import Linear
-from pydtnn.kernels.cpu.loss import Loss
-from pydtnn.kernels.cpu.norm import Norm
-from pydtnn.kernels.cpu.pool import Pool
-from pydtnn.kernels.cpu.random import Random
-from pydtnn.kernels.cpu.recurrent import Recurrent
-from pydtnn.kernels.cpu.update import Update
+from pydtnn.kernels.cpu.linear import CpuLinear
+from pydtnn.kernels.cpu.loss import CpuLoss
+from pydtnn.kernels.cpu.norm import CpuNorm
+from pydtnn.kernels.cpu.pool import CpuPool
+from pydtnn.kernels.cpu.random import CpuRandom
+from pydtnn.kernels.cpu.recurrent import CpuRecurrent
+from pydtnn.kernels.cpu.update import CpuUpdate
 from pydtnn.utils.machine import cpu_model
 
 COMPILED = {
-    "attention": Attention,
-    "conv": Conv,
-    "elementwise": Elementwise,
-    "fused": Fused,
-    "linear": Linear,
-    "loss": Loss,
-    "norm": Norm,
-    "pool": Pool,
-    "random": Random,
-    "recurrent": Recurrent,
-    "update": Update,
+    "attention": CpuAttention,
+    "conv": CpuConv,
+    "elementwise": CpuElementwise,
+    "fused": CpuFused,
+    "linear": CpuLinear,
+    "loss": CpuLoss,
+    "norm": CpuNorm,
+    "pool": CpuPool,
+    "random": CpuRandom,
+    "recurrent": CpuRecurrent,
+    "update": CpuUpdate,
 }
 
 __all__ = ["MemoryPool", "available", "create_families", "select_isa", "this_machine"]
@@ -61,7 +61,7 @@ def create_families(threads: int, isa: str, autotuner: Autotuner) -> dict[str, A
 @cache
 def this_machine() -> str:
     """Return the CPU, the version, and a digest of the compiled kernels: what times depend on."""
-    from pydtnn import __version__
+    from pydtnn.utils.version import __version__
 
     kernels = hashlib.sha256(Path(_conv.__file__).read_bytes()).hexdigest()[:12]
     return f"{cpu_model()}, pydtnn {__version__}, kernels {kernels}"

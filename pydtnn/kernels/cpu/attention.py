@@ -9,13 +9,13 @@ import numpy as np
 from pydtnn.kernels.cpu._attention import AttentionKernels
 from pydtnn.kernels.cpu.compiled import Compiled, Widened, contiguous, native, through_float32
 from pydtnn.kernels.reference import attention as reference
-from pydtnn.kernels.reference.attention import At, Dropped
+from pydtnn.kernels.reference.attention import At, AttentionDropout
 from pydtnn.kernels.reference.family import Array
 
 WORD = 0xFFFFFFFF
 
 
-class Attention(Widened, Compiled, reference.Attention):
+class CpuAttention(Widened, Compiled, reference.AttentionKernels):
     """Attention on the CPU; shapes as in the reference."""
 
     table = AttentionKernels
@@ -30,7 +30,7 @@ class Attention(Widened, Compiled, reference.Attention):
         log_sums: Array,
         causal: bool = False,
         lengths: Array | None = None,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
         if not (native(out, qkv) and native(log_sums, out)):
@@ -56,7 +56,7 @@ class Attention(Widened, Compiled, reference.Attention):
         out: Array,
         log_sums: Array,
         causal: bool = False,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the same for queries and keys of different positions."""
         if not native(out, q, kv, log_sums):
@@ -79,7 +79,7 @@ class Attention(Widened, Compiled, reference.Attention):
         out: Array,
         causal: bool = False,
         lengths: Array | None = None,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
         if not native(out, dy, qkv, y, log_sums):
@@ -111,7 +111,7 @@ class Attention(Widened, Compiled, reference.Attention):
         out: Array,
         out_kv: Array,
         causal: bool = False,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the terms of a block in the gradients of `q` and `kv`."""
         if not (native(out, dy, q, kv, y, log_sums) and native(out_kv)):
@@ -138,7 +138,7 @@ def _checked(lengths: Array | None, most: int) -> Array | None:
     return np.require(lengths, np.int64, ["C", "A"])
 
 
-def _numbers(dropout: Dropped | None) -> tuple[Any, ...] | None:
+def _numbers(dropout: AttentionDropout | None) -> tuple[Any, ...] | None:
     """Return samples, key, threshold, factor and the first head as the kernels take them."""
     if dropout is None:
         return None

@@ -13,7 +13,7 @@ from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._arrays import share_memory
 from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape, ready, ready_beside
 from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, beside, contiguous
-from pydtnn.kernels.cpu.fused import Fused
+from pydtnn.kernels.cpu.fused import CpuFused
 from pydtnn.kernels.cpu.isa import PAIRING
 from pydtnn.kernels.cpu.volumes import Volumes, planes_of
 from pydtnn.kernels.deferred import Deferred
@@ -61,7 +61,7 @@ def candidates(geometry: ConvGeometry, pairs: bool = False) -> tuple[str, ...]:
     return ("direct",)
 
 
-class Conv(Compiled, reference.Conv):
+class CpuConv(Compiled, reference.ConvKernels):
     """Convolutions on the CPU; shapes as in the reference.
 
     Inputs that are not contiguous are copied. Outputs that are not contiguous and mixed types run
@@ -78,7 +78,7 @@ class Conv(Compiled, reference.Conv):
     def __init__(self, xp: Any, isa: str, threads: int) -> None:
         super().__init__(xp, isa, threads)
         self.autotuner = Autotuner("direct")
-        self.fused = Fused(xp, isa, threads)
+        self.fused = CpuFused(xp, isa, threads)
         self.volumes = Volumes(self)
         self._pairs = isa in PAIRING
 
@@ -140,7 +140,7 @@ class Conv(Compiled, reference.Conv):
         sums: Array | None = None,
         algorithm: str | None = None,
     ) -> None:
-        """Compute the gradient of the input into `out`, with `Fused.gate` applied."""
+        """Compute the gradient of the input into `out`, with `CpuFused.gate` applied."""
         shape = shape_of(geometry)
         if shape is None:
             return self.volumes.backward_data(

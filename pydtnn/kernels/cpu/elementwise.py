@@ -20,7 +20,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import WORD, Noise
 
 
-class Elementwise(Widened, Compiled, reference.Elementwise):
+class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
     """Activations by name, sums of arrays, and softmax, on the CPU.
 
     Activations without a compiled kernel run on the reference.

@@ -6,13 +6,13 @@ from typing import Any
 
 from pydtnn.kernels.cpu._conv import FusedKernels, ready
 from pydtnn.kernels.cpu.compiled import Compiled
-from pydtnn.kernels.cpu.norm import Norm
+from pydtnn.kernels.cpu.norm import CpuNorm
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import fused as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Fused(Compiled, reference.Fused):
+class CpuFused(Compiled, reference.FusedKernels):
     """Deferred arrays on the CPU; those with arrays that are not contiguous run on the reference.
 
     So do coefficients of another type than the arrays.
@@ -22,7 +22,7 @@ class Fused(Compiled, reference.Fused):
 
     def __init__(self, xp: Any, isa: str, threads: int) -> None:
         super().__init__(xp, isa, threads)
-        self.norm = Norm(xp, isa, threads)
+        self.norm = CpuNorm(xp, isa, threads)
 
     def values(self, x: Array | Deferred) -> Array:
         """Return `x` itself, or the values of a deferred array: the stored ones, or new ones."""

@@ -10,7 +10,7 @@ from pydtnn.kernels.reference import linear as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Linear(Compiled, reference.Linear):
+class CpuLinear(Compiled, reference.LinearKernels):
     """Fully connected layers on the CPU; shapes as in the reference."""
 
     table = LinearKernels

@@ -10,7 +10,7 @@ from pydtnn.kernels.reference import loss as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Loss(Compiled, reference.Loss):
+class CpuLoss(Compiled, reference.LossKernels):
     """Losses and their gradients on the CPU; shapes as in the reference."""
 
     table = LossKernels

@@ -20,7 +20,7 @@ from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Norm(Widened, Compiled, reference.Norm):
+class CpuNorm(Widened, Compiled, reference.NormKernels):
     """Normalisation on the CPU; shapes as in the reference.
 
     Coefficients per channel may be float32 or float64. In float64, the affine maps of float32 data

@@ -14,7 +14,7 @@ INDICES = (np.dtype(np.uint8), np.dtype(np.int32))
 """Types of `index`; uint8 for windows of up to 256 taps."""
 
 
-class Pool(Compiled, reference.Pool):
+class CpuPool(Compiled, reference.PoolKernels):
     """Maximum and mean over windows of one to three axes; other data run on the reference."""
 
     table = PoolKernels

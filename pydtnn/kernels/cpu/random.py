@@ -11,7 +11,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import WORD
 
 
-class Random(Compiled, reference.Random):
+class CpuRandom(Compiled, reference.RandomKernels):
     """Dropout on the CPU, with the same bits as the reference."""
 
     table = RandomKernels

@@ -13,7 +13,7 @@ from pydtnn.kernels.reference import recurrent as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Recurrent(Compiled, reference.Recurrent):
+class CpuRecurrent(Compiled, reference.RecurrentKernels):
     """LSTMs and GRUs on the CPU; shapes as in the reference."""
 
     table = RecurrentKernels

@@ -10,7 +10,7 @@ from pydtnn.kernels.reference import update as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Update(Compiled, reference.Update):
+class CpuUpdate(Compiled, reference.UpdateKernels):
     """The rules of the optimizers on the CPU; slots and numbers are those of the reference."""
 
     table = UpdateKernels

@@ -35,7 +35,7 @@ PLANES_BYTES = 4 << 20
 
 
 class ImageKernels(Protocol):
-    """The convolutions of images that are used here; `pydtnn.kernels.cpu.conv.Conv`."""
+    """The convolutions of images that are used here; `pydtnn.kernels.cpu.conv.CpuConv`."""
 
     xp: Any
     kernels: ConvKernels
@@ -142,7 +142,7 @@ def _work_of(kernel: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Wor
     )
 
 
-class Volumes(reference.Conv):
+class Volumes(reference.ConvKernels):
     """Convolutions of volumes; shapes as in the reference.
 
     Deferred arrays, sums, additions to the gradient, outputs that are not contiguous and types

@@ -9,7 +9,7 @@ from pydtnn.kernels.reference import attention as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Attention(reference.Attention):
+class CudaAttention(reference.AttentionKernels):
     """Scaled dot-product attention; shapes as in the reference.
 
     CuPy refuses to call cuBLAS while a step is captured in a graph.

@@ -8,31 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import AutotunerFile, create_autotuner
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.cuda import libraries
-from pydtnn.kernels.cuda.attention import Attention
-from pydtnn.kernels.cuda.conv import Conv, Tools
+from pydtnn.kernels.cuda.attention import CudaAttention
+from pydtnn.kernels.cuda.conv import CudaConv, Tools
 from pydtnn.kernels.cuda.cublas import CublasError, Products
 from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError, Handle
 from pydtnn.kernels.cuda.cudnn_conv import CudnnConvolutions
 from pydtnn.kernels.cuda.cudnn_graph import GraphConvolutions
-from pydtnn.kernels.cuda.elementwise import Elementwise
+from pydtnn.kernels.cuda.elementwise import CudaElementwise
 from pydtnn.kernels.cuda.engine import Measure
-from pydtnn.kernels.cuda.fused import Fused
-from pydtnn.kernels.cuda.images import Images
-from pydtnn.kernels.cuda.linear import Linear
-from pydtnn.kernels.cuda.loss import Loss
+from pydtnn.kernels.cuda.fused import CudaFused
+from pydtnn.kernels.cuda.images import PrepareKernel
+from pydtnn.kernels.cuda.linear import CudaLinear
+from pydtnn.kernels.cuda.loss import CudaLoss
 from pydtnn.kernels.cuda.memory import DeviceMemory
-from pydtnn.kernels.cuda.module import Device
-from pydtnn.kernels.cuda.norm import Norm
-from pydtnn.kernels.cuda.pool import Pool
-from pydtnn.kernels.cuda.random import Random
+from pydtnn.kernels.cuda.module import DeviceState
+from pydtnn.kernels.cuda.norm import CudaNorm
+from pydtnn.kernels.cuda.pool import CudaPool
+from pydtnn.kernels.cuda.random import CudaRandom
 from pydtnn.kernels.cuda.rows import Rows
-from pydtnn.kernels.cuda.update import Update
+from pydtnn.kernels.cuda.update import CudaUpdate
 from pydtnn.kernels.reference.family import Array
+from pydtnn.utils.version import __version__
 
 TF32 = "PYDTNN_TF32"
 """Environment variable: 0 keeps float32 from being rounded to TF32 before it is multiplied."""
@@ -122,23 +122,23 @@ def create_cuda_backend(
     arithmetic = "TF32" if tf32 else "float32"
     machine = ", ".join((name, *versions, f"pydtnn {__version__}"))
     autotuner = create_autotuner(tuning, arithmetic, AutotunerFile(machine))
-    memory, own = DeviceMemory(cupy), Device(cupy)
+    memory, own = DeviceMemory(cupy), DeviceState(cupy)
     try:
         cudnn, multiply = Cudnn(found[0]), Products(found[1], cupy, tf32=tf32)
         handle = Handle(cudnn, cupy)
     except (CudnnError, CublasError) as error:
         raise libraries.Unavailable(f"backend cuda: {name} cannot be used: {error}") from error
     families: dict[str, Any] = {
-        "attention": Attention(cupy, multiply),
-        "elementwise": Elementwise(cupy, own),
-        "fused": Fused(cupy, own),
-        "linear": Linear(cupy, own, multiply),
-        "loss": Loss(cupy, own),
-        "norm": Norm(cupy, own),
-        "pool": Pool(cupy, own),
-        "random": Random(cupy, own),
-        "recurrent": reference.Recurrent(cupy),
-        "update": Update(cupy, own),
+        "attention": CudaAttention(cupy, multiply),
+        "elementwise": CudaElementwise(cupy, own),
+        "fused": CudaFused(cupy, own),
+        "linear": CudaLinear(cupy, own, multiply),
+        "loss": CudaLoss(cupy, own),
+        "norm": CudaNorm(cupy, own),
+        "pool": CudaPool(cupy, own),
+        "random": CudaRandom(cupy, own),
+        "recurrent": reference.RecurrentKernels(cupy),
+        "update": CudaUpdate(cupy, own),
     }
     tools = Tools(
         Measure(cupy, memory).session,
@@ -147,7 +147,7 @@ def create_cuda_backend(
     shared = (cudnn, cupy, handle, tools.elementwise, memory.scratch)
     graphs = GraphConvolutions(*shared, tf32=tf32)
     engines = graphs, CudnnConvolutions(*shared, tf32=tf32), Rows(cupy, multiply)
-    families["conv"] = Conv(cupy, engines, autotuner, tools, graphs)
+    families["conv"] = CudaConv(cupy, engines, autotuner, tools, graphs)
     return CudaBackend(
         name="cuda",
         xp=cupy,
@@ -158,7 +158,7 @@ def create_cuda_backend(
         memory=memory,
         keeps_values=True,
         gates=False,
-        images=Images(own),
+        images=PrepareKernel(own),
         device=gpu.id,
         gpu=name,
         versions=versions,

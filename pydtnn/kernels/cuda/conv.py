@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pydtnn.kernels.autotuner import Autotuner, Key
-from pydtnn.kernels.cuda.engine import PLAIN, CarryOut, Engine, Passing, PassingEngine, Refused
+from pydtnn.kernels.cuda.engine import PLAIN, CarryOut, ConvEngine, Passing, PassingEngine, Refused
 from pydtnn.kernels.cuda.module import ELEMENTS
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference import Elementwise, Fused, Norm
+from pydtnn.kernels.reference import ElementwiseKernels, FusedKernels, NormKernels
 from pydtnn.kernels.reference import conv as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -38,12 +38,12 @@ class Tools(NamedTuple):
     """
 
     measure: Callable[[], AbstractContextManager[CarryOut]]
-    fused: Fused
-    norm: Norm
-    elementwise: Elementwise
+    fused: FusedKernels
+    norm: NormKernels
+    elementwise: ElementwiseKernels
 
 
-class Conv(reference.Conv):
+class CudaConv(reference.ConvKernels):
     """Convolutions of one to three axes on a GPU; shapes as in the reference.
 
     Inputs that are not contiguous are copied; outputs that are not, and mixed types, run on the
@@ -67,7 +67,7 @@ class Conv(reference.Conv):
     def __init__(
         self,
         xp: Any,
-        engines: tuple[Engine, ...],
+        engines: tuple[ConvEngine, ...],
         autotuner: Autotuner,
         tools: Tools,
         passing: PassingEngine | None = None,
@@ -77,7 +77,7 @@ class Conv(reference.Conv):
         self.autotuner = autotuner
         self.tools = tools
         self.passing = passing
-        self._found: dict[Key, dict[str, Engine]] = {}
+        self._found: dict[Key, dict[str, ConvEngine]] = {}
         self._ways: dict[Key, dict[str, PassingEngine | None]] = {}
 
     def forward(
@@ -143,7 +143,7 @@ class Conv(reference.Conv):
         sums: Array | None = None,
         algorithm: str | None = None,
     ) -> None:
-        """Compute the gradient of the input into `out`, with what `Fused.gate` makes of it."""
+        """Compute the gradient of the input into `out`, gated by `FusedKernels.gate`."""
         if not _writable(out, dy, w):
             return super().backward_data(dy, w, geometry, out=out, add=add, gate=gate, sums=sums)
         in_place = add is out
@@ -297,7 +297,7 @@ class Conv(reference.Conv):
 
     def algorithms(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
-    ) -> dict[str, Engine]:
+    ) -> dict[str, ConvEngine]:
         """Name the algorithms that suit, with the engine of each; the first is the best guess."""
         key = (direction, geometry, batch, dtype)
         if key not in self._found:

@@ -26,7 +26,7 @@ from pydtnn.kernels.cuda.cudnn import (
 from pydtnn.kernels.cuda.engine import Refused
 from pydtnn.kernels.cuda.memory import Scratch
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference import Elementwise
+from pydtnn.kernels.reference import ElementwiseKernels
 from pydtnn.kernels.reference.family import Array
 
 TYPES = ("float32", "float16", "bfloat16")
@@ -52,7 +52,7 @@ class CudnnEngine:
         cudnn: Cudnn,
         cupy: Any,
         handle: Handle,
-        elementwise: Elementwise,
+        elementwise: ElementwiseKernels,
         scratch: Scratch,
         *,
         tf32: bool,
@@ -70,7 +70,7 @@ class CudnnEngine:
 WORKSPACE_BYTES = 1 << 30
 """Algorithms that need more are left out."""
 
-MOST_ALGORITHMS = 32
+MAX_ALGORITHMS = 32
 """More than cuDNN has for a direction, with each kind of arithmetic."""
 
 _ZERO, _ONE = byref(c_float(0)), byref(c_float(1))
@@ -84,7 +84,7 @@ class Algorithm(NamedTuple):
     workspace: int
 
 
-class Plan:
+class ConvPlan:
     """One direction of a convolution as cuDNN sees it.
 
     Parameters
@@ -135,7 +135,7 @@ class Plan:
         """Ask for the algorithms, with one kind of arithmetic or what cuDNN says."""
         usual = DEFAULT_MATH if dtype == "float32" else TENSOR_OP_MATH
         self._set_math(usual if only is None else only)
-        count, found = c_int(), (Performance * MOST_ALGORITHMS)()
+        count, found = c_int(), (Performance * MAX_ALGORITHMS)()
         descriptors = (self._handle, self.first, self.second, self.convolution, self.result)
         self._cudnn.call[self._direction.expect](*descriptors, len(found), byref(count), found)
         algorithms: dict[str, Algorithm] = {}
@@ -197,20 +197,22 @@ class CudnnConvolutions(CudnnEngine):
         plan = self._plan(direction, geometry, batch, dtype)
         return tuple(plan.algorithms) if plan else ()
 
-    def _plan(self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Plan | None:
+    def _plan(
+        self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
+    ) -> ConvPlan | None:
         key = (direction, geometry, batch, dtype)
         if key not in self._plans:
             self._plans[key] = self._make_plan(direction, even(geometry), batch, dtype.name)
-        plan: Plan | None = self._plans[key]
+        plan: ConvPlan | None = self._plans[key]
         return plan
 
     def _make_plan(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: str
-    ) -> Plan | None:
+    ) -> ConvPlan | None:
         if not self.suits(geometry, batch, dtype):
             return None
         try:
-            return Plan(
+            return ConvPlan(
                 self._cudnn, self._handle, direction, geometry, batch, dtype, tf32=self._tf32
             )
         except CudnnError as error:
@@ -229,7 +231,7 @@ class CudnnConvolutions(CudnnEngine):
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute one direction. See `pydtnn.kernels.cuda.engine.Engine`."""
+        """Compute one direction. See `pydtnn.kernels.cuda.engine.ConvEngine`."""
         batch = len(second if direction == "backward_data" else first)
         plan = self._plan(direction, geometry, batch, first.dtype)
         assert plan is not None, f"no plan for {direction} {geometry}"

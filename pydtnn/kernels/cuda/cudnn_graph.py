@@ -135,7 +135,7 @@ ATTRIBUTES = {
 """Attributes that we set or get (CUDNN_ATTR_*), with their types."""
 
 
-class Node:
+class CudnnNode:
     """A descriptor, finalized; destroyed with the last reference to it.
 
     Parameters
@@ -166,7 +166,7 @@ class Node:
     def _set(self, name: str, value: Any) -> None:
         number, kind = ATTRIBUTES[name]
         values = value if isinstance(value, (list, tuple, bytes)) else [value]
-        elements = [v.pointer if isinstance(v, Node) else v for v in values]
+        elements = [v.pointer if isinstance(v, CudnnNode) else v for v in values]
         array = (kind.element * len(elements))(*elements)
         self._cudnn.call["cudnnBackendSetAttribute"](
             self.pointer, number, kind.number, len(elements), array
@@ -175,7 +175,7 @@ class Node:
     def get(self, name: str, most: int, of: str = "") -> list[Any]:
         """Return the values of an attribute, so many at most; descriptors of the kind `of`."""
         number, kind = ATTRIBUTES[name]
-        count, nodes = c_int64(), [Node(self._cudnn, of) for _ in range(most if of else 0)]
+        count, nodes = c_int64(), [CudnnNode(self._cudnn, of) for _ in range(most if of else 0)]
         array = (kind.element * most)(*(node.pointer for node in nodes))
         self._cudnn.call["cudnnBackendGetAttribute"](
             self.pointer, number, kind.number, most, byref(count), array
@@ -189,7 +189,7 @@ ALIGNMENT = 16
 WORKSPACE_BYTES = 1 << 30
 """Engines that need more are left out."""
 
-MOST_ENGINES = 32
+MAX_ENGINES = 32
 """Proposals for a graph that are looked at, of each kind."""
 
 HEURISTICS = (3, 2)
@@ -209,7 +209,7 @@ X, W, Y, SHIFT, SUM, SQUARES, FIRST_VIRTUAL = 1, 2, 3, 4, 5, 6, 7
 """What tensors of a graph are called."""
 
 
-class Operation(NamedTuple):
+class ConvOperation(NamedTuple):
     """A convolution in one direction: kind of the descriptor, and how its attributes begin.
 
     The tensors are ids with the attributes that take them, the output last.
@@ -221,17 +221,17 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = {
-    "forward": Operation(
+    "forward": ConvOperation(
         "OPERATION_CONVOLUTION_FORWARD",
         "OPERATION_CONVOLUTION_FORWARD",
         ((X, "X"), (W, "W"), (Y, "Y")),
     ),
-    "backward_data": Operation(
+    "backward_data": ConvOperation(
         "OPERATION_CONVOLUTION_BACKWARD_DATA",
         "OPERATION_CONVOLUTION_BWD_DATA",
         ((W, "W"), (Y, "DY"), (X, "DX")),
     ),
-    "backward_filter": Operation(
+    "backward_filter": ConvOperation(
         "OPERATION_CONVOLUTION_BACKWARD_FILTER",
         "OPERATION_CONVOLUTION_BWD_FILTER",
         ((X, "X"), (Y, "DY"), (W, "DW")),
@@ -257,7 +257,7 @@ def convolution_graph(
     *,
     accumulate: bool = False,
     passing: Passing = PLAIN,
-) -> Node:
+) -> CudnnNode:
     """Describe a convolution and what follows in passing, on contiguous arrays.
 
     Parameters
@@ -302,18 +302,18 @@ def convolution_graph(
     }
     for uid, name in tensors[:-1]:
         convolution[f"{prefix}_{name}"] = _tensor(cudnn, uid, shapes[uid], element, virtual=False)
-    operations = [Node(cudnn, kind, convolution)]
+    operations = [CudnnNode(cudnn, kind, convolution)]
     for name, x, y in zip(after, outputs, outputs[1:], strict=False):
         mode = {"POINTWISE_MODE": RELU if name == "relu" else ADD, "POINTWISE_MATH_PREC": inner}
         pointwise = {
-            "OPERATION_POINTWISE_PW_DESCRIPTOR": Node(cudnn, "POINTWISE", mode),
+            "OPERATION_POINTWISE_PW_DESCRIPTOR": CudnnNode(cudnn, "POINTWISE", mode),
             "OPERATION_POINTWISE_XDESC": x,
             "OPERATION_POINTWISE_YDESC": y,
         }
         if name == "shift":
             biases = _tensor(cudnn, SHIFT, per_channel, inner, virtual=False)
             pointwise["OPERATION_POINTWISE_BDESC"] = biases
-        operations.append(Node(cudnn, "OPERATION_POINTWISE", pointwise))
+        operations.append(CudnnNode(cudnn, "OPERATION_POINTWISE", pointwise))
     if passing.sums:
         sums = [_tensor(cudnn, uid, per_channel, inner, virtual=False) for uid in (SUM, SQUARES)]
         statistics = {
@@ -323,13 +323,13 @@ def convolution_graph(
             "OPERATION_GENSTATS_SUMDESC": sums[0],
             "OPERATION_GENSTATS_SQSUMDESC": sums[1],
         }
-        operations.append(Node(cudnn, "OPERATION_GEN_STATS", statistics))
-    return Node(cudnn, "OPERATIONGRAPH", {**target.graph, "OPERATIONGRAPH_OPS": operations})
+        operations.append(CudnnNode(cudnn, "OPERATION_GEN_STATS", statistics))
+    return CudnnNode(cudnn, "OPERATIONGRAPH", {**target.graph, "OPERATIONGRAPH_OPS": operations})
 
 
 def _tensor(
     cudnn: Cudnn, uid: int, shape: tuple[int, ...], kind: int, *, virtual: bool = True
-) -> Node:
+) -> CudnnNode:
     """Describe an array (N, C, ...) of which the memory is (N, ..., C), or which is not stored."""
     dims = (*shape[:2], *two_axes(shape[2:], 1))
     along = [dims[1] * prod(dims[axis + 1 :]) for axis in range(2, len(dims))]
@@ -341,10 +341,10 @@ def _tensor(
         "TENSOR_UNIQUE_ID": uid,
         "TENSOR_IS_VIRTUAL": virtual,
     }
-    return Node(cudnn, "TENSOR", attributes)
+    return CudnnNode(cudnn, "TENSOR", attributes)
 
 
-def _windows(cudnn: Cudnn, geometry: ConvGeometry, inner: int) -> Node:
+def _windows(cudnn: Cudnn, geometry: ConvGeometry, inner: int) -> CudnnNode:
     """Describe paddings, strides and dilations."""
     padding = two_axes([b for b, _ in geometry.padding], 0)
     attributes = {
@@ -356,17 +356,17 @@ def _windows(cudnn: Cudnn, geometry: ConvGeometry, inner: int) -> Node:
         "CONVOLUTION_FILTER_STRIDES": two_axes(geometry.stride, 1),
         "CONVOLUTION_DILATIONS": two_axes(geometry.dilation, 1),
     }
-    return Node(cudnn, "CONVOLUTION", attributes)
+    return CudnnNode(cudnn, "CONVOLUTION", attributes)
 
 
 class GraphPlan(NamedTuple):
     """A graph with an engine that carries it out, and the bytes of scratch memory it needs."""
 
-    node: Node
+    node: CudnnNode
     workspace: int
 
 
-def plans(cudnn: Cudnn, target: Target, graph: Node, most: int) -> list[GraphPlan]:
+def plans(cudnn: Cudnn, target: Target, graph: CudnnNode, most: int) -> list[GraphPlan]:
     """Make plans for a graph, the one first that cuDNN expects to be the fastest.
 
     Engines whose sums depend on the order in which threads arrive are left out, and those that
@@ -384,8 +384,8 @@ def plans(cudnn: Cudnn, target: Target, graph: Node, most: int) -> list[GraphPla
     for mode in HEURISTICS:
         asked = {"ENGINEHEUR_OPERATION_GRAPH": graph, "ENGINEHEUR_MODE": mode, **target.heuristics}
         try:
-            heuristics = Node(cudnn, "ENGINEHEUR", asked)
-            proposals = heuristics.get("ENGINEHEUR_RESULTS", MOST_ENGINES, "ENGINECFG")
+            heuristics = CudnnNode(cudnn, "ENGINEHEUR", asked)
+            proposals = heuristics.get("ENGINEHEUR_RESULTS", MAX_ENGINES, "ENGINECFG")
         except CudnnError as error:
             if error.unsupported:
                 continue
@@ -394,17 +394,17 @@ def plans(cudnn: Cudnn, target: Target, graph: Node, most: int) -> list[GraphPla
             if len(found) == most:
                 return found
             engine = proposal.get("ENGINECFG_ENGINE", 1, "ENGINE")[0]
-            notes = engine.get("ENGINE_NUMERICAL_NOTE", MOST_ENGINES)
+            notes = engine.get("ENGINE_NUMERICAL_NOTE", MAX_ENGINES)
             if UNWANTED.isdisjoint(notes):
                 found += _plan(cudnn, target, proposal)
     return found
 
 
-def _plan(cudnn: Cudnn, target: Target, proposal: Node) -> Sequence[GraphPlan]:
+def _plan(cudnn: Cudnn, target: Target, proposal: CudnnNode) -> Sequence[GraphPlan]:
     """Make a plan, or none where the engine turns out not to suit, or to need too much memory."""
     try:
         chosen = {"EXECUTION_PLAN_ENGINE_CONFIG": proposal}
-        node = Node(cudnn, "EXECUTION_PLAN", {**target.plan, **chosen})
+        node = CudnnNode(cudnn, "EXECUTION_PLAN", {**target.plan, **chosen})
     except CudnnError:  # of whatever kind: some compile kernels now, and nothing has run yet
         return []
     (workspace,) = node.get("EXECUTION_PLAN_WORKSPACE_SIZE", 1)
@@ -492,7 +492,7 @@ class GraphConvolutions(CudnnEngine):
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute one direction. See `pydtnn.kernels.cuda.engine.Engine`."""
+        """Compute one direction. See `pydtnn.kernels.cuda.engine.ConvEngine`."""
         batch = len(second if direction == "backward_data" else first)
         result, add = out, accumulate
         if out.dtype != first.dtype:  # cuDNN has no fast engine for a gradient of another type
@@ -550,7 +550,7 @@ class GraphConvolutions(CudnnEngine):
             "VARIANT_PACK_DATA_POINTERS": [array.data.ptr for array in arrays.values()],
             "VARIANT_PACK_WORKSPACE": self._scratch.take(plan.workspace).data.ptr,
         }
-        pack = Node(self._cudnn, "VARIANT_PACK", attributes)
+        pack = CudnnNode(self._cudnn, "VARIANT_PACK", attributes)
         self._handle.to_current_stream()
         try:
             self._cudnn.call["cudnnBackendExecute"](

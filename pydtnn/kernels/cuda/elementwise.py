@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil, flat, team
-from pydtnn.kernels.cuda.module import ELEMENTS, Own, aligned, native, vectors
+from pydtnn.kernels.cuda.module import ELEMENTS, CudaKernels, aligned, native, vectors
 from pydtnn.kernels.reference import elementwise as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -16,7 +16,7 @@ FLIGHT = 2
 """Vectors of a thread, as in elementwise.cu."""
 
 
-class Elementwise(Own, reference.Elementwise):
+class CudaElementwise(CudaKernels, reference.ElementwiseKernels):
     """Activations by name, sums of arrays, and softmax; what a user added runs on the reference."""
 
     source = "elementwise"

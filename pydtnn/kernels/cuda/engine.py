@@ -16,7 +16,7 @@ class Refused(RuntimeError):
     """An engine cannot do what it was asked for, and has written nothing: another one may."""
 
 
-class Engine(Protocol):
+class ConvEngine(Protocol):
     """Algorithms for convolutions of arrays that are there, contiguous and of one type.
 
     The gradient of 16-bit filters may be of float32: so master weights get all digits of it.
@@ -116,7 +116,7 @@ class PassingEngine(Protocol):
             Biases, of the type that is computed with.
         relu : bool
         sums : Array, shape (1 + 2 O,), float64, optional
-            For what `Norm.statistics` computes of the output.
+            For what `NormKernels.statistics` computes of the output.
 
         Raises
         ------

@@ -90,7 +90,7 @@ def _parts(memory: Any, starts: Sequence[int], like: Sequence[np.ndarray]) -> li
     ]
 
 
-class Late:
+class LateValues:
     """The values of an array as they are on the current stream, for the host to read later on.
 
     Parameters

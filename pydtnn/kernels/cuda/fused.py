@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydtnn.kernels.cuda.module import Device, Own, all_of, native, number
-from pydtnn.kernels.cuda.norm import Norm
+from pydtnn.kernels.cuda.module import CudaKernels, DeviceState, all_of, native, number
+from pydtnn.kernels.cuda.norm import CudaNorm
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import fused as reference
@@ -14,7 +14,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.norm import NormGradient
 
 
-class Fused(Own, reference.Fused):
+class CudaFused(CudaKernels, reference.FusedKernels):
     """Elementwise maps as in the reference.
 
     Coefficients have the type of the arrays, beside 16-bit arrays float32.
@@ -22,9 +22,9 @@ class Fused(Own, reference.Fused):
 
     source = "fused"
 
-    def __init__(self, xp: Any, device: Device) -> None:
+    def __init__(self, xp: Any, device: DeviceState) -> None:
         super().__init__(xp, device)
-        self.norm = Norm(xp, device)
+        self.norm = CudaNorm(xp, device)
 
     def evaluate(self, value: Deferred, *, out: Array) -> None:
         """Compute the values into `out`, which may be the array of a term."""

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil
-from pydtnn.kernels.cuda.module import Device, aligned
+from pydtnn.kernels.cuda.module import DeviceState, aligned
 from pydtnn.kernels.reference.family import Array
 
 KINDS = {"crop": 1, "flip": 2, "cutout": 3}
@@ -21,7 +21,7 @@ CHANGES = CHANNELS = 4
 """As many as the kernel has arguments for."""
 
 
-class Images:
+class PrepareKernel:
     """The kernel behind `pydtnn.data.Prepare`, whose NumPy path is its reference.
 
     Parameters
@@ -29,7 +29,7 @@ class Images:
     device : Device
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceState) -> None:
         self._module = device.module("images")
 
     def prepare(

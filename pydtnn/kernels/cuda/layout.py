@@ -15,7 +15,7 @@ and a load takes about 1 us, so about 5 MB must be under way at any time: 40 KB 
   registers for a thread; those that hold a row have two, 128 registers. Per-channel coefficients of
   deferred arrays and the second level of the sums are in shared memory for that reason. With
   3 x 256 threads of 64 bytes, 48 KB are under way.
-- *Sums in one wave.* A kernel that sums has at most `MOST_PARTS` blocks, which all run at once and
+- *Sums in one wave.* A kernel that sums has at most `MAX_PARTS` blocks, which all run at once and
   do equal work: a second wave of a few blocks would cost as much time as the first. The sums of
   sixteen blocks are added up by the last of them, and so again: no block reads all.
 - *Maps in many waves.* A map has many blocks of 4 to 16 rows per thread, whose ends do not
@@ -39,22 +39,22 @@ from typing import NamedTuple
 THREADS, WARP = 256, 32
 """Threads of every block, and of a warp."""
 
-MOST_BLOCKS = 65535
+MAX_BLOCKS = 65535
 """Blocks along the second axis of a grid."""
 
-MOST_PARTS = 384
+MAX_PARTS = 384
 """Blocks of a kernel that sums, at most: three on each of 128 SMs, few enough to add up."""
 
-MOST_TEAMS = 256
+MAX_TEAMS = 256
 """Blocks of a kernel that sums over rows it holds: two on each SM."""
 
 MANY_BLOCKS = 2048
 """Blocks of a map, from which on its threads take more rows."""
 
-ROWS, MOST_ROWS, SUMMED_ROWS = 4, 16, 8
+ROWS, MAX_ROWS, SUMMED_ROWS = 4, 16, 8
 """Rows that a thread takes: of a map at least and at most, and of a sum at least."""
 
-MOST_VECTORS = 1 << 28
+MAX_VECTORS = 1 << 28
 """Of a row that a team holds: their elements are counted in 32 bits."""
 
 HELD = 8
@@ -100,18 +100,18 @@ def columns(rows: int, channels: int, each: int, *, summed: bool) -> Columns:
     ValueError
         For more channels than the second axis of a grid has blocks for: about two million.
     """
-    if channels > MOST_BLOCKS * WARP:
+    if channels > MAX_BLOCKS * WARP:
         raise ValueError(
             f"cuda: an array has {channels} channels, and our kernels take at most "
-            f"{MOST_BLOCKS * WARP}; use --device cpu."
+            f"{MAX_BLOCKS * WARP}; use --device cpu."
         )
     across = min(WARP, 1 << max(channels // each - 1, 0).bit_length())
     down, blocks = THREADS // across, max(ceil(channels, across * each), 1)
     if summed:
-        parts = min(ceil(rows, down * SUMMED_ROWS), max(MOST_PARTS // blocks, 1))
+        parts = min(ceil(rows, down * SUMMED_ROWS), max(MAX_PARTS // blocks, 1))
     else:
         taken = ceil(rows, down * max(MANY_BLOCKS // blocks, 1))
-        parts = ceil(rows, down * min(max(taken, ROWS), MOST_ROWS))
+        parts = ceil(rows, down * min(max(taken, ROWS), MAX_ROWS))
     part_rows = ceil(ceil(rows, max(parts, 1)), down) * down
     grid = (max(ceil(rows, max(part_rows, 1)), 1), blocks)
     return Columns(grid, (across, down), part_rows, across * each)
@@ -135,9 +135,9 @@ def team(vectors: int, arrays: int = 1) -> tuple[str, int]:
     ValueError
         For rows that cannot be counted in 32 bits.
     """
-    if vectors > MOST_VECTORS:
+    if vectors > MAX_VECTORS:
         raise ValueError(
-            f"cuda: a row has {vectors} vectors, and our kernels take at most {MOST_VECTORS}; "
+            f"cuda: a row has {vectors} vectors, and our kernels take at most {MAX_VECTORS}; "
             "use --device cpu."
         )
     return ("warp", THREADS // WARP) if vectors <= WARP * HELD // arrays else ("block", 1)

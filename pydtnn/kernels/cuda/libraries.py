@@ -27,7 +27,7 @@ class Unavailable(ImportError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirement:
     """A library as we need it.
 
     Parameters
@@ -69,7 +69,7 @@ class Library:
     Parameters
     ----------
     title, version
-        As in `Wanted`.
+        As in `Requirement`.
     path : str
         The file it came from.
     functions : ctypes.CDLL
@@ -125,18 +125,18 @@ def _nvrtc_cuda(functions: ctypes.CDLL) -> int:
     return _nvrtc_version(functions)[0]
 
 
-WANTED = {
-    "cudnn": Wanted(
+REQUIREMENTS = {
+    "cudnn": Requirement(
         *("cuDNN", (9, 0, 0), "nvidia-cudnn-cu", "cudnn", 9), _cudnn_version, _cudnn_cuda
     ),
-    "cublas": Wanted(
+    "cublas": Requirement(
         *("cuBLAS", (12, 0, 0), "nvidia-cublas", "cublas", None), _cublas_version, _cublas_cuda
     ),
-    "nvrtc": Wanted(
+    "nvrtc": Requirement(
         *("NVRTC", (12, 0, 0), "nvidia-cuda-nvrtc", "cuda_nvrtc", None),
         *(_nvrtc_version, _nvrtc_cuda, "libnvrtc-builtins.so.{}.{}"),
     ),
-    "nccl": Wanted("NCCL", (2, 18, 0), "nvidia-nccl-cu", "nccl", 2, _nccl_version),
+    "nccl": Requirement("NCCL", (2, 18, 0), "nvidia-nccl-cu", "nccl", 2, _nccl_version),
 }
 """The libraries by the names of their files."""
 
@@ -148,14 +148,14 @@ def load(name: str) -> Library:
     Parameters
     ----------
     name : str
-        One of `WANTED`.
+        One of `REQUIREMENTS`.
 
     Raises
     ------
     Unavailable
         If it is missing, cannot be loaded, is too old, or was built for another CUDA than CuPy.
     """
-    wanted, cuda = WANTED[name], cuda_major()
+    wanted, cuda = REQUIREMENTS[name], cuda_major()
     install = f"install it with 'pip install {wheel(name)}'"
     reason = ""
     for file in find.files(name, wanted.number or cuda, wanted.folder, cuda):
@@ -176,7 +176,7 @@ def load(name: str) -> Library:
     )
 
 
-def checked(wanted: Wanted, library: Library, cuda: int, install: str) -> Library:
+def checked(wanted: Requirement, library: Library, cuda: int, install: str) -> Library:
     """Return a library that fits.
 
     Parameters
@@ -208,7 +208,7 @@ def checked(wanted: Wanted, library: Library, cuda: int, install: str) -> Librar
 
 def wheel(name: str) -> str:
     """Name of the package that brings a library for the CUDA that CuPy was built for."""
-    major, package = cuda_major(), WANTED[name].wheel
+    major, package = cuda_major(), REQUIREMENTS[name].wheel
     if not package.endswith("-cu"):  # one that comes with CUDA has a plain name from 13 on
         return package if major >= 13 else f"{package}-cu{major}"
     return f"{package}{major}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.kernels.cuda.module import ELEMENTS, Device, Own, native
+from pydtnn.kernels.cuda.module import ELEMENTS, CudaKernels, DeviceState, native
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import linear as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Linear(Own, reference.Linear):
+class CudaLinear(CudaKernels, reference.LinearKernels):
     """Fully connected layers; shapes as in the reference.
 
     Outputs that are not contiguous and mixed types run on the reference. Beside 16-bit arrays,
@@ -29,7 +29,7 @@ class Linear(Own, reference.Linear):
     source = "linear"
 
     def __init__(
-        self, xp: Any, device: Device, multiply: Callable[[Array, Array, Array, bool], None]
+        self, xp: Any, device: DeviceState, multiply: Callable[[Array, Array, Array, bool], None]
     ) -> None:
         super().__init__(xp, device)
         self._multiply = multiply

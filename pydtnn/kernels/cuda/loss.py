@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydtnn.kernels.cuda.layout import MOST_PARTS, MOST_TEAMS, THREADS, ceil, team
-from pydtnn.kernels.cuda.module import Own, native, number, vectors
+from pydtnn.kernels.cuda.layout import MAX_PARTS, MAX_TEAMS, THREADS, ceil, team
+from pydtnn.kernels.cuda.module import CudaKernels, native, number, vectors
 from pydtnn.kernels.reference import loss as reference
 from pydtnn.kernels.reference.family import Array, Number
 
 
-class Loss(Own, reference.Loss):
+class CudaLoss(CudaKernels, reference.LossKernels):
     """Losses and their gradients; shapes as in the reference.
 
     Each returns an array () of float64 on the device, for which the host does not wait
@@ -75,7 +75,7 @@ class Loss(Own, reference.Loss):
         width, each = vectors(classes, out, y)
         # there are no blocks that share a row for hinge: its rows are short
         who, per_block = team(1 if name == "hinge" else classes // each)
-        blocks = min(ceil(rows, per_block), MOST_TEAMS)
+        blocks = min(ceil(rows, per_block), MAX_TEAMS)
         given = (y, target, *options, *number(scale), out)
         return self._sum(f"{name}_{who}_{width}", blocks, out, given, (rows, classes))
 
@@ -84,7 +84,7 @@ class Loss(Own, reference.Loss):
         arrays = (self.xp.ascontiguousarray(y), self.xp.ascontiguousarray(target))
         given = (*arrays, outputs, *number(scale), out)
         width, each = vectors(0, out, *arrays)  # what is left over is taken one by one
-        blocks = min(ceil(y.size, THREADS * each), MOST_PARTS)
+        blocks = min(ceil(y.size, THREADS * each), MAX_PARTS)
         return self._sum(f"{name}_{width}", blocks, out, given, (y.size,))
 
     def _sum(

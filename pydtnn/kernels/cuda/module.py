@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pydtnn.kernels.cuda import find
-from pydtnn.kernels.cuda.layout import MOST_PARTS, columns
+from pydtnn.kernels.cuda.layout import MAX_PARTS, columns
 from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.utils.files import user_cache, write_file
@@ -223,7 +223,7 @@ class Module:
 NULL = np.uint64(0)
 
 
-class Device:
+class DeviceState:
     """What the families of one GPU share.
 
     Sums meet in memory that is counted by `arrived`, which all kernels use: two of them must not
@@ -245,7 +245,7 @@ class Device:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self.arrived = cupy.zeros(MOST_PARTS, "uint32")
+        self.arrived = cupy.zeros(MAX_PARTS, "uint32")
         self.go, self.alive = (cupy.ones(1, "float64") for _ in range(2))
         self._modules: dict[str, Module] = {}
 
@@ -256,7 +256,7 @@ class Device:
         return self._modules[source]
 
 
-class Own:
+class CudaKernels:
     """Mixed into a reference family, whose kernels the subclass replaces by ours.
 
     A kernel that meets other arrays than ours takes (another type, an output that is not
@@ -274,7 +274,7 @@ class Own:
 
     xp: Any
 
-    def __init__(self, xp: Any, device: Device) -> None:
+    def __init__(self, xp: Any, device: DeviceState) -> None:
         super().__init__(xp)  # type: ignore[call-arg]  # the reference family comes after us
         self.device = device
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil, team
-from pydtnn.kernels.cuda.module import ELEMENTS, Own, all_of, native, number, vectors
+from pydtnn.kernels.cuda.module import ELEMENTS, CudaKernels, all_of, native, number, vectors
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array, Number
@@ -14,7 +14,7 @@ NO_MAP = (None, None, 0.0, None, None, None)
 """Arguments of `statistics` where no coefficients are wanted."""
 
 
-class Norm(Own, reference.Norm):
+class CudaNorm(CudaKernels, reference.NormKernels):
     """Normalisation as in the reference.
 
     Parameters, their gradients and the coefficients of maps have the type of the arrays; beside

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from pydtnn.kernels.cuda.layout import MANY_BLOCKS, MOST_BLOCKS, THREADS, ceil
-from pydtnn.kernels.cuda.module import Own, native, vectors
+from pydtnn.kernels.cuda.layout import MANY_BLOCKS, MAX_BLOCKS, THREADS, ceil
+from pydtnn.kernels.cuda.module import CudaKernels, native, vectors
 from pydtnn.kernels.geometry import PoolGeometry
 from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array
@@ -13,7 +13,7 @@ from pydtnn.kernels.reference.family import Array
 INDICES = ("uint8", "int32")
 """Types of `index`; uint8 holds the taps of windows of up to 256."""
 
-MOST_IMAGES = 8
+MAX_IMAGES = 8
 """That a thread takes, where there are blocks enough: what it divides, it divides once."""
 
 MIN_BUSY_THREADS = 1 << 16
@@ -22,7 +22,7 @@ MIN_BUSY_THREADS = 1 << 16
 BITS_32 = 1 << 31
 
 
-class Pool(Own, reference.Pool):
+class CudaPool(CudaKernels, reference.PoolKernels):
     """Maximum and mean over windows of images on a GPU; other data runs on the reference."""
 
     source = "pool"
@@ -107,8 +107,8 @@ class Pool(Own, reference.Pool):
         if written.size // lanes < MIN_BUSY_THREADS:
             width, lanes = "single", 1
         across = ceil(written.size // images // lanes, THREADS)
-        turns = min(max(across * images // MANY_BLOCKS, 1), MOST_IMAGES)
-        kernel, grid = f"{kind}_{width}", (across, min(ceil(images, turns), MOST_BLOCKS))
+        turns = min(max(across * images // MANY_BLOCKS, 1), MAX_IMAGES)
+        kernel, grid = f"{kind}_{width}", (across, min(ceil(images, turns), MAX_BLOCKS))
         sizes = (images, channels, *inputs.shape[1:3], *outputs.shape[1:3])
         self.launch(kernel, written.dtype.name, grid, (THREADS,), *arrays, *sizes, *rest)
 

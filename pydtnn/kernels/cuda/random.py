@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from pydtnn.kernels.cuda.layout import MOST_BLOCKS, THREADS, ceil
-from pydtnn.kernels.cuda.module import Own, native, number, vectors
+from pydtnn.kernels.cuda.layout import MAX_BLOCKS, THREADS, ceil
+from pydtnn.kernels.cuda.module import CudaKernels, native, number, vectors
 from pydtnn.kernels.reference import random as reference
 from pydtnn.kernels.reference.family import Array, Number
 
@@ -15,7 +15,7 @@ FLIGHT = 2
 """Vectors of a thread, as in random.cu."""
 
 
-class Random(Own, reference.Random):
+class CudaRandom(CudaKernels, reference.RandomKernels):
     """Dropout with the same bits as the reference.
 
     `samples` (N,) int64 are on the device; so may be `epoch`, one float64, which a captured graph
@@ -56,7 +56,7 @@ class Random(Own, reference.Random):
         each = max(each, 4)
         across = min(1 << max(ceil(count, each * FLIGHT) - 1, 0).bit_length(), THREADS)
         down = THREADS // across
-        grid = (ceil(count, each * FLIGHT * across), min(ceil(rows, down), MOST_BLOCKS))
+        grid = (ceil(count, each * FLIGHT * across), min(ceil(rows, down), MAX_BLOCKS))
         now, now_at = number(epoch)
         self.launch(
             *(f"dropout_{width}", out.dtype.name, grid, (across, down)),

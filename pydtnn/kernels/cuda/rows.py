@@ -109,7 +109,7 @@ class Rows:
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute one direction. See `pydtnn.kernels.cuda.engine.Engine`."""
+        """Compute one direction. See `pydtnn.kernels.cuda.engine.ConvEngine`."""
         directions = {
             "forward": self._forward,
             "backward_data": self._backward_data,

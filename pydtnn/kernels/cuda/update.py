@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydtnn.kernels.cuda.layout import MOST_PARTS, THREADS, ceil, flat
-from pydtnn.kernels.cuda.module import REALS, Own, all_of, number, vectors
+from pydtnn.kernels.cuda.layout import MAX_PARTS, THREADS, ceil, flat
+from pydtnn.kernels.cuda.module import REALS, CudaKernels, all_of, number, vectors
 from pydtnn.kernels.reference import update as reference
 from pydtnn.kernels.reference.family import Array, Number
 
@@ -18,7 +18,7 @@ FLIGHT = 2
 """Vectors of a thread of a map, as in update.cu."""
 
 
-class Update(Own, reference.Update):
+class CudaUpdate(CudaKernels, reference.UpdateKernels):
     """The rules of the optimizers; slots and numbers are those of the reference.
 
     Parameters, gradients and state are all float32 or all float64.
@@ -56,7 +56,7 @@ class Update(Own, reference.Update):
             return self.xp.square(x, dtype="float64").sum()
         x = self.xp.ascontiguousarray(x)
         width, each = vectors(0, x)
-        blocks = min(flat(x.size, each, 4), MOST_PARTS)
+        blocks = min(flat(x.size, each, 4), MAX_PARTS)
         out, partial = self.xp.empty((), "float64"), self.xp.empty(blocks, "float64")
         given = (x, out, x.size, partial, self.device.arrived)
         self.launch(f"squared_norm_{width}", x.dtype.name, (blocks,), (1, THREADS), *given)

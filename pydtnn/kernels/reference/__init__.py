@@ -6,44 +6,44 @@ device's family inherits from the one here and overrides kernels; tests compare 
 reference.
 """
 
-from pydtnn.kernels.reference.attention import Attention
-from pydtnn.kernels.reference.conv import Conv
-from pydtnn.kernels.reference.elementwise import Elementwise
-from pydtnn.kernels.reference.fused import Fused
-from pydtnn.kernels.reference.linear import Linear
-from pydtnn.kernels.reference.loss import Loss
-from pydtnn.kernels.reference.norm import Norm
-from pydtnn.kernels.reference.pool import Pool
-from pydtnn.kernels.reference.random import Random
-from pydtnn.kernels.reference.recurrent import Recurrent
-from pydtnn.kernels.reference.update import Update
+from pydtnn.kernels.reference.attention import AttentionKernels
+from pydtnn.kernels.reference.conv import ConvKernels
+from pydtnn.kernels.reference.elementwise import ElementwiseKernels
+from pydtnn.kernels.reference.fused import FusedKernels
+from pydtnn.kernels.reference.linear import LinearKernels
+from pydtnn.kernels.reference.loss import LossKernels
+from pydtnn.kernels.reference.norm import NormKernels
+from pydtnn.kernels.reference.pool import PoolKernels
+from pydtnn.kernels.reference.random import RandomKernels
+from pydtnn.kernels.reference.recurrent import RecurrentKernels
+from pydtnn.kernels.reference.update import UpdateKernels
 
 FAMILIES = {
-    "linear": Linear,
-    "conv": Conv,
-    "pool": Pool,
-    "norm": Norm,
-    "fused": Fused,
-    "elementwise": Elementwise,
-    "loss": Loss,
-    "update": Update,
-    "random": Random,
-    "attention": Attention,
-    "recurrent": Recurrent,
+    "linear": LinearKernels,
+    "conv": ConvKernels,
+    "pool": PoolKernels,
+    "norm": NormKernels,
+    "fused": FusedKernels,
+    "elementwise": ElementwiseKernels,
+    "loss": LossKernels,
+    "update": UpdateKernels,
+    "random": RandomKernels,
+    "attention": AttentionKernels,
+    "recurrent": RecurrentKernels,
 }
 """Families by their attribute name on a `Backend`."""
 
 __all__ = [
     "FAMILIES",
-    "Attention",
-    "Conv",
-    "Elementwise",
-    "Fused",
-    "Linear",
-    "Loss",
-    "Norm",
-    "Pool",
-    "Random",
-    "Recurrent",
-    "Update",
+    "AttentionKernels",
+    "ConvKernels",
+    "ElementwiseKernels",
+    "FusedKernels",
+    "LinearKernels",
+    "LossKernels",
+    "NormKernels",
+    "PoolKernels",
+    "RandomKernels",
+    "RecurrentKernels",
+    "UpdateKernels",
 ]

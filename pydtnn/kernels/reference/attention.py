@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
 from pydtnn.kernels.reference.random import bits
 
 BLOCK = 4
 """Random words of a counter; each row of a mask starts with a new one."""
 
 
-class Dropped(NamedTuple):
-    """Dropout of attention weights: the arguments of `pydtnn.kernels.reference.Random.dropout`.
+class AttentionDropout(NamedTuple):
+    """Dropout of attention weights, as arguments of `RandomKernels.dropout`.
 
     Weight ``(h, i, j)`` of a sample is kept if word ``((f + h) T + i) R + j`` of its `bits` is at
     least ``floor(rate 2**32)``, with T rounded up to a multiple of 4 as R, and `first_head` as f:
@@ -42,7 +42,7 @@ class At(NamedTuple):
     length: int
 
 
-class Attention(Family):
+class AttentionKernels(KernelFamily):
     """``softmax(q k' / sqrt(E)) v`` of each head, with weights ``softmax(...)`` ``(T, T)``.
 
     With `causal`, position ``i`` has no weights for the positions after it. With `lengths` (N,) of
@@ -62,7 +62,7 @@ class Attention(Family):
         log_sums: Array,
         causal: bool = False,
         lengths: Array | None = None,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials.
 
@@ -83,7 +83,7 @@ class Attention(Family):
         out: Array,
         log_sums: Array,
         causal: bool = False,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the same for queries and keys of different positions, as if there were no others.
 
@@ -118,7 +118,7 @@ class Attention(Family):
         out: Array,
         causal: bool = False,
         lengths: Array | None = None,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward.
 
@@ -146,7 +146,7 @@ class Attention(Family):
         out: Array,
         out_kv: Array,
         causal: bool = False,
-        dropout: Dropped | None = None,
+        dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the terms of a block in the gradients of `q` and `kv`, see `forward_block`.
 
@@ -203,7 +203,7 @@ class Attention(Family):
             scores = self.xp.where(pairs, scores, -self.xp.inf)
         return scores
 
-    def _kept(self, weights: Array, dropout: Dropped | None, at: At) -> Array | None:
+    def _kept(self, weights: Array, dropout: AttentionDropout | None, at: At) -> Array | None:
         """Return the factors of weights: 0 if they are dropped, ``1 / (1 - rate)`` otherwise."""
         if dropout is None:
             return None

@@ -17,9 +17,9 @@ from typing import Any
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference.family import Array, Family, wide
-from pydtnn.kernels.reference.fused import Fused
-from pydtnn.kernels.reference.norm import Norm
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
+from pydtnn.kernels.reference.fused import FusedKernels
+from pydtnn.kernels.reference.norm import NormKernels
 
 Index = tuple[int, ...]
 
@@ -47,7 +47,7 @@ def _tap(shift: int, stride: int, size: int, outputs: int) -> tuple[slice, slice
     return slice(first, stop), slice(start, start + stride * (stop - first), stride)
 
 
-class Conv(Family):
+class ConvKernels(KernelFamily):
     """Cross-correlation of images.
 
     ``x (N, *size, C)``, ``w (O, *kernel, C / groups)``, ``y (N, *output, O)``.
@@ -79,7 +79,7 @@ class Conv(Family):
         store : Array, optional
             Shaped like `x`; receives the values of a deferred `x`. May be the array of a term.
         sums : Array, shape (1 + 2 O,), float64, optional
-            Receives `Norm.statistics` of `out`.
+            Receives `NormKernels.statistics` of `out`.
         """
         x, w = self._values(x, store), wide(w)
         x, y = wide(x), self.xp.zeros(out.shape, arithmetic(out.dtype))
@@ -89,12 +89,12 @@ class Conv(Family):
                 y[:, *outputs, filters] += x[:, *inputs, channels] @ w[filters, *offset].T
         out[...] = self.xp.maximum(y, 0) if relu else y
         if sums is not None:
-            Norm(self.xp).statistics(out, out=sums)
+            NormKernels(self.xp).statistics(out, out=sums)
 
     def takes_sums(
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
-        """Return whether `forward` computes sums; if not, `Norm` computes them from the output."""
+        """Return whether `forward` computes sums; if not, `NormKernels` computes them."""
         return False
 
     def backward_data(
@@ -110,7 +110,7 @@ class Conv(Family):
     ) -> None:
         """Compute the gradient of the input into `out`, the transpose of forward.
 
-        With `add` (which may be `out`), `gate` and `sums`, apply `Fused.gate` to it.
+        With `add` (which may be `out`), `gate` and `sums`, apply `FusedKernels.gate` to it.
         """
         dy, w = wide(self._values(dy)), wide(w)
         dx = self.xp.zeros(out.shape, arithmetic(out.dtype))
@@ -118,7 +118,7 @@ class Conv(Family):
             for channels, filters in self._groups(geometry):
                 dx[:, *inputs, channels] += dy[:, *outputs, filters] @ w[filters, *offset]
         if gate is not None:
-            Fused(self.xp).gate(dx, gate, out=out, sums=sums, add=add)
+            FusedKernels(self.xp).gate(dx, gate, out=out, sums=sums, add=add)
         else:
             out[...] = dx if add is None else dx + wide(add)
 
@@ -164,8 +164,8 @@ class Conv(Family):
 
     def _values(self, x: Array | Deferred, store: Array | None = None) -> Array:
         if store is None or not isinstance(x, Deferred):
-            return Fused(self.xp).values(x)
-        Fused(self.xp).evaluate(x, out=store)
+            return FusedKernels(self.xp).values(x)
+        FusedKernels(self.xp).evaluate(x, out=store)
         return store
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels.number_format import NumberFormat
-from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
 from pydtnn.kernels.reference.random import Noise, bits
 
 # The standard normal distribution, for the exact GELU.
@@ -63,7 +63,7 @@ GELU_FAR, SILU_FAR = 30.0, 1000.0
 """Distance from 0 at which these functions are 0 or the identity in float64."""
 
 
-class Activation(NamedTuple):
+class ActivationKernel(NamedTuple):
     """A function, its derivative times dy, and the array that the derivative reads.
 
     ``forward(xp, x, alpha) -> y`` and ``backward(xp, dy, z, alpha) -> dx`` where ``z`` is the
@@ -120,71 +120,71 @@ def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
     return _times_sigmoid(xp, dy * (1 + x * (1 - _sigmoid(xp, x))), x)
 
 
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation(
+ACTIVATIONS: dict[str, ActivationKernel] = {
+    "relu": ActivationKernel(
         lambda xp, x, alpha: xp.maximum(x, 0),
         lambda xp, dy, y, alpha: xp.where(y <= 0, 0, dy),  # dy passes if y is NaN
         "output",
     ),
-    "relu6": Activation(
+    "relu6": ActivationKernel(
         lambda xp, x, alpha: xp.clip(x, 0, 6),
         lambda xp, dy, y, alpha: xp.where((y <= 0) | (y >= 6), 0, dy),
         "output",
     ),
     # alpha > 0, so the output has the sign of the input
-    "leaky_relu": Activation(
+    "leaky_relu": ActivationKernel(
         lambda xp, x, alpha: xp.where(x > 0, x, alpha * x),
         lambda xp, dy, y, alpha: xp.where(y > 0, dy, alpha * dy),
         "output",
     ),
-    "elu": Activation(
+    "elu": ActivationKernel(
         lambda xp, x, alpha: xp.where(x > 0, x, alpha * xp.expm1(xp.minimum(x, 0))),
         lambda xp, dy, y, alpha: xp.where(y > 0, dy, dy * (y + alpha)),
         "output",
     ),
-    "sigmoid": Activation(
+    "sigmoid": ActivationKernel(
         lambda xp, x, alpha: _sigmoid(xp, x),
         lambda xp, dy, y, alpha: dy * y * (1 - y),
         "output",
     ),
-    "tanh": Activation(
+    "tanh": ActivationKernel(
         lambda xp, x, alpha: xp.tanh(x),
         lambda xp, dy, y, alpha: dy * (1 - y * y),
         "output",
     ),
-    "arctan": Activation(
+    "arctan": ActivationKernel(
         lambda xp, x, alpha: xp.arctan(x),
         lambda xp, dy, x, alpha: dy / (1 + x * x),
         "input",
     ),
-    "log": Activation(
+    "log": ActivationKernel(
         lambda xp, x, alpha: xp.log(x),
         lambda xp, dy, x, alpha: dy / x,
         "input",
     ),
-    "gelu": Activation(_gelu, _gelu_backward, "input"),
-    "silu": Activation(_silu, _silu_backward, "input"),
+    "gelu": ActivationKernel(_gelu, _gelu_backward, "input"),
+    "silu": ActivationKernel(_silu, _silu_backward, "input"),
 }
 """Activations that all devices have a kernel for."""
 
 FUNCTIONS = ChainMap(
     {
-        "hard_sigmoid": Activation(
+        "hard_sigmoid": ActivationKernel(
             lambda xp, x, alpha: xp.clip(x / 6 + 0.5, 0, 1),
             lambda xp, dy, y, alpha: xp.where((y <= 0) | (y >= 1), 0, dy / 6),
             "output",
         ),
-        "hard_swish": Activation(
+        "hard_swish": ActivationKernel(
             lambda xp, x, alpha: x * xp.clip(x / 6 + 0.5, 0, 1),
             lambda xp, dy, x, alpha: dy * xp.where(x <= -3, 0, xp.where(x >= 3, 1, x / 3 + 0.5)),
             "input",
         ),
-        "softplus": Activation(
+        "softplus": ActivationKernel(
             lambda xp, x, alpha: xp.logaddexp(x, 0),
             lambda xp, dy, x, alpha: dy * _sigmoid(xp, x),
             "input",
         ),
-        "gelu_exact": Activation(
+        "gelu_exact": ActivationKernel(
             lambda xp, x, alpha: normal(xp, x, xp.maximum(x, -MAX_ARGUMENT))[0],
             _gelu_exact_backward,
             "input",
@@ -195,7 +195,7 @@ FUNCTIONS = ChainMap(
 """All activations."""
 
 
-class Elementwise(Family):
+class ElementwiseKernels(KernelFamily):
     """Activations by name, sums of arrays, and softmax over the last axis."""
 
     def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:

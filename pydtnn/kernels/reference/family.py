@@ -16,7 +16,7 @@ def wide(x: Array) -> Array:
     return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 
-class Family:
+class KernelFamily:
     """Kernels of one kind over the arrays of module ``xp``."""
 
     def __init__(self, xp: Any) -> None:

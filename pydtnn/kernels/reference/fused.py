@@ -10,16 +10,16 @@ from math import inf
 from typing import Any
 
 from pydtnn.kernels.deferred import Deferred
-from pydtnn.kernels.reference.family import Array, Family, wide
-from pydtnn.kernels.reference.norm import Norm, NormGradient
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
+from pydtnn.kernels.reference.norm import NormGradient, NormKernels
 
 
-class Fused(Family):
+class FusedKernels(KernelFamily):
     """Elementwise maps ``v = shift + sum of factor (x - pivot)``, with an optional ReLU."""
 
     def __init__(self, xp: Any) -> None:
         super().__init__(xp)
-        self.norm = Norm(xp)
+        self.norm = NormKernels(xp)
 
     def evaluate(self, value: Deferred, *, out: Array) -> None:
         """Compute the values into `out`, which may be the array of a term."""
@@ -70,7 +70,7 @@ class Fused(Family):
         out: Array,
         sums: Array,
     ) -> None:
-        """Compute `gate` with `sums`, then `Norm.backward_coefficients`.
+        """Compute `gate` with `sums`, then `NormKernels.backward_coefficients`.
 
         `norms` has an entry for each term; None for one without batch norm.
         """

@@ -8,10 +8,10 @@ and rounded once.
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
 
 
-class Linear(Family):
+class LinearKernels(KernelFamily):
     """``y = x w' + b`` with ``x (N, I)``, ``w (O, I)``, ``b (O,)``, ``y (N, O)``."""
 
     def forward(self, x: Array, w: Array, b: Array | None, *, out: Array) -> None:

@@ -7,7 +7,7 @@ are converted first. On a CPU, `out` may be the predictions.
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array, Family, Number, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, Number, wide
 
 
 def wrong_target(loss: str, row: int, target: int, classes: int) -> IndexError:
@@ -17,7 +17,7 @@ def wrong_target(loss: str, row: int, target: int, classes: int) -> IndexError:
     )
 
 
-class Loss(Family):
+class LossKernels(KernelFamily):
     """Losses of predictions ``(N, ...)``; gradients go to `out`, shaped like the predictions."""
 
     def cross_entropy(

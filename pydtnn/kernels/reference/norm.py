@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pydtnn.kernels.reference import doubled
-from pydtnn.kernels.reference.family import Array, Family, Number, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, Number, wide
 
 
 class NormGradient(NamedTuple):
-    """Arguments of `Norm.backward_coefficients` besides the sums and the pivot."""
+    """Arguments of `NormKernels.backward_coefficients` besides the sums and the pivot."""
 
     rows: Number
     moments: Array
@@ -27,7 +27,7 @@ class NormGradient(NamedTuple):
     accumulate: bool = False
 
 
-class Norm(Family):
+class NormKernels(KernelFamily):
     """Normalisation of ``x (..., C)`` over the rows, or over groups within each row."""
 
     # -- batch norm: one mean and variance per channel, over all other axes

@@ -8,7 +8,7 @@ from math import prod
 
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.geometry import PoolGeometry
-from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
 
 
 def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
@@ -29,7 +29,7 @@ def check_index(index: Array, geometry: PoolGeometry) -> None:
         )
 
 
-class Pool(Family):
+class PoolKernels(KernelFamily):
     """Maximum and mean over windows: ``x (N, *size, C)``, ``y (N, *output, C)``."""
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.family import Array, KernelFamily, wide
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -85,7 +85,7 @@ class Noise(NamedTuple):
     samples: Array
 
 
-class Random(Family):
+class RandomKernels(KernelFamily):
     """Kernels with random numbers: dropout."""
 
     def dropout(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, KernelFamily
 
 
-class Recurrent(Family):
+class RecurrentKernels(KernelFamily):
     """States ``h (N, T, H)`` of LSTMs and GRUs.
 
     `u` (G H, H) and `b` (G H,) belong to the state before; `gates` (N, T, G H) contains the terms

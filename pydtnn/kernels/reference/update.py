@@ -16,10 +16,10 @@ import math
 
 import numpy as np
 
-from pydtnn.kernels.reference.family import Array, Family, Number
+from pydtnn.kernels.reference.family import Array, KernelFamily, Number
 
 
-class Update(Family):
+class UpdateKernels(KernelFamily):
     """The rules of the optimizers; ``step`` counts from 1."""
 
     def sgd(

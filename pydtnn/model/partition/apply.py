@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.communicating import Communicating
-from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.layers.experts import Experts
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Cut, Part
+from pydtnn.layers.parameters import Cut, ParameterPart
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, also_cut
+from pydtnn.model.partition.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import PipelineCut, cut_stages
-from pydtnn.parallel.pipeline.schedules import Owners
+from pydtnn.model.pipeline.schedules import Owners
 from pydtnn.utils.names import matches
 
 
@@ -81,7 +81,7 @@ def partition(
     used = [axis for axis in axes if mesh.shape[axis] > 1]
     if cut is not None and not used:
         return outputs, cut
-    work = _Pass(graph, plan, mesh, used)
+    work = _PartitionPass(graph, plan, mesh, used)
     for node in graph.nodes[len(graph.inputs) :]:
         work.add(node)
     results = tuple(work.whole(node) for node in outputs)
@@ -125,7 +125,7 @@ class Use(NamedTuple):
     draft: Draft
 
 
-class _Pass:
+class _PartitionPass:
     def __init__(self, graph: Graph, plan: Plan, mesh: MeshLike, axes: Sequence[str]) -> None:
         self.graph, self.plan, self.mesh, self.axes = graph, plan, mesh, axes
         self.nodes: list[Node] = []
@@ -304,10 +304,10 @@ class _Pass:
                 own.fan_in, own.fan_out = whole.fan_in, whole.fan_out
                 cuts = draft.cuts.get(whole.name.rpartition(".")[2])
                 if cuts:
-                    own.become_part(Part(whole.shape, tuple(cuts)), position)
+                    own.become_part(ParameterPart(whole.shape, tuple(cuts)), position)
         if "channels" in draft.cuts:
             for statistic, before in zip(layer.statistics, draft.whole.statistics, strict=True):
-                statistic.part = Part((before.channels,), tuple(draft.cuts["channels"]))
+                statistic.part = ParameterPart((before.channels,), tuple(draft.cuts["channels"]))
 
     def check_use(self) -> None:
         """Raise ValueError if no layer is cut along an axis."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pydtnn.layers.base import Layer, Shape
-from pydtnn.layers.exchange import Spread, State
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Cut, Part
-from pydtnn.layers.stripes import HaloExchange
+from pydtnn.layers.parameters import Cut, ParameterPart
+from pydtnn.model.partition.exchange import Spread, State
+from pydtnn.model.partition.stripes import HaloExchange
 from pydtnn.utils.split import even_cuts
 
 Layout = dict[str, State]
@@ -54,7 +54,7 @@ class MeshLike(Protocol):
     def communicate(self, asked: Any) -> Any:
         """Start collectives: `pydtnn.model.execution.Communicate`."""
 
-    def gather(self, own: Any, part: Part) -> Any:
+    def gather(self, own: Any, part: ParameterPart) -> Any:
         """Return the whole of an array of which each rank has a part."""
 
 

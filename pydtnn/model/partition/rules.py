@@ -16,8 +16,6 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
-from pydtnn.layers.exchange import SAMPLES, Spread
-from pydtnn.layers.exchanged_experts import ExchangedExperts
 from pydtnn.layers.experts import Experts
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
@@ -28,15 +26,17 @@ from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, Ma
 from pydtnn.layers.recurrent import GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
-from pydtnn.layers.ring_attention import RingAttention
 from pydtnn.layers.rotary import Rotary
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
-from pydtnn.layers.striped_conv import StripedConv2d, readers_of
-from pydtnn.layers.stripes import HaloExchange, window_rows
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
+from pydtnn.model.partition.exchange import SAMPLES, Spread
+from pydtnn.model.partition.exchanged_experts import ExchangedExperts
+from pydtnn.model.partition.ring_attention import RingAttention
+from pydtnn.model.partition.striped_conv import StripedConv2d, readers_of
+from pydtnn.model.partition.stripes import HaloExchange, window_rows
 from pydtnn.utils.validate import check_bool
 
 WHOLE, PARTIAL = Spread.WHOLE, Spread.PARTIAL

@@ -15,9 +15,9 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model.graph import Graph
 from pydtnn.model.parts import PartSizes
+from pydtnn.model.pipeline.schedules import Owners
 from pydtnn.model.placement import completed
-from pydtnn.parallel.pipeline.schedules import Owners
-from pydtnn.utils.names import some, unknown
+from pydtnn.utils.names import shorten, unknown
 
 MEMORY, MESSAGES = 8.0, 40.0
 """Floating-point operations that take as long as moving a byte in memory, and sending one."""
@@ -65,7 +65,7 @@ def named_boundaries(nodes: Sequence[Node], names: Sequence[str], stages: int) -
     if len(names) != stages - 1:
         raise ValueError(
             f"pipeline: expected the first layers of {stages - 1} further stages for {stages} "
-            f"stages, got {some(names)}; give one name for each stage but the first"
+            f"stages, got {shorten(names)}; give one name for each stage but the first"
         )
     layers = [node for node in nodes if node.inputs]
     starts: list[int] = []
@@ -82,7 +82,8 @@ def named_boundaries(nodes: Sequence[Node], names: Sequence[str], stages: int) -
         if start <= least:
             raise ValueError(
                 f"pipeline: expected stages in the order of execution, none of them empty, got "
-                f"{some(names)}, where {name} is not after the beginning of the stage before it; "
+                f"{shorten(names)}, where {name} is not after the beginning of the stage "
+                "before it; "
                 "change the order"
             )
         least = start
@@ -195,7 +196,7 @@ def smallest_largest(
     return chosen[::-1]
 
 
-class Value(NamedTuple):
+class StageValue(NamedTuple):
     """The output of a layer that is sent from one stage to the next.
 
     Attributes
@@ -226,8 +227,8 @@ class Stage(NamedTuple):
 
     number: int
     reads: tuple[int, ...]
-    receives: tuple[Value, ...]
-    sends: tuple[Value, ...]
+    receives: tuple[StageValue, ...]
+    sends: tuple[StageValue, ...]
 
 
 class PipelineCut(NamedTuple):
@@ -303,7 +304,7 @@ def cut_stages(
     layers = [nodes[a:b] for a, b in pairwise(bounds)]
     _check_uses(layers)
     crosses = [*(crossing(nodes, outputs, start) for start in bounds[:-1]), [*outputs]]
-    sent = [tuple(Value(node.name, node.shape) for node in values) for values in crosses]
+    sent = [tuple(StageValue(node.name, node.shape) for node in values) for values in crosses]
     sent[-1] = ()
     own: list[Stage] = []
     for number in owners.stages_of(rank):

@@ -264,7 +264,7 @@ def send_to_each(
     yield from sends
 
 
-class Kept:
+class PackedGradients:
     """The gradients of a bucket, contiguous, without the padding between parameters.
 
     Parameters
@@ -456,7 +456,7 @@ class CompressedSums(LossySums):
     def __init__(self, comm: Communicator, compressor: Compressor) -> None:
         super().__init__(comm)
         self.compressor = compressor
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, PackedGradients] = {}
         self._sizes: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._adders: dict[np.dtype, Communicator] = {}
         self._started = 0
@@ -467,9 +467,9 @@ class CompressedSums(LossySums):
         self._kept = {b.index: self._keep(b) for b in buckets}
         self._sizes.clear()
 
-    def _keep(self, bucket: Bucket) -> Kept:
+    def _keep(self, bucket: Bucket) -> PackedGradients:
         c = self.compressor
-        return Kept(bucket, feedback=c.feedback, momentum=c.momentum, served=c.served)
+        return PackedGradients(bucket, feedback=c.feedback, momentum=c.momentum, served=c.served)
 
     def free(self) -> None:
         """Free the groups. Collective: all ranks call it."""
@@ -559,7 +559,7 @@ class CompressedSums(LossySums):
             "infinite or NaN, got finite values; propagate NaN in compress and restore"
         )
 
-    def _forget(self, kept: Kept, parts: Parts, context: Context) -> None:
+    def _forget(self, kept: PackedGradients, parts: Parts, context: Context) -> None:
         """Subtract the restored parts from `x`, which leaves the compression error."""
         if self.compressor.feedback:
             kept.total.fill(0)
@@ -567,7 +567,7 @@ class CompressedSums(LossySums):
         kept.forget()
 
     def _reduce(
-        self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
+        self, kept: PackedGradients, grads: np.ndarray, parts: Parts, context: Context
     ) -> Iterator[Request]:
         """Sum the parts of all ranks, and restore the sum."""
         yield from [self._adder(part.dtype).iallreduce(part) for part in parts]
@@ -587,7 +587,7 @@ class CompressedSums(LossySums):
         return self._adders[dtype]
 
     def _gather(
-        self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
+        self, kept: PackedGradients, grads: np.ndarray, parts: Parts, context: Context
     ) -> Iterator[Request]:
         """Exchange parts with all other ranks; restore and add them in the order of the ranks."""
         message = pack(parts)  # immediately: parts may be views of `x`, which changes later
@@ -604,7 +604,7 @@ class CompressedSums(LossySums):
         kept.give(grads)
 
     def _serve(
-        self, kept: Kept, grads: np.ndarray, x: np.ndarray, context: Context
+        self, kept: PackedGradients, grads: np.ndarray, x: np.ndarray, context: Context
     ) -> Iterator[Request]:
         """Add up this rank's part of the bucket, compress the sum, and send it to all others."""
         comm, tag, rank = self.group, self._tag(), self.group.rank

@@ -11,10 +11,10 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.kernels.number_format import NumberFormat
-from pydtnn.kernels.reference.elementwise import Elementwise
+from pydtnn.kernels.reference.elementwise import ElementwiseKernels
 from pydtnn.kernels.reference.random import Noise, stream
 from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context, Parts
-from pydtnn.parallel.compression.quantised import Blocks, blocks
+from pydtnn.parallel.compression.quantised import BlockRanges, blocks
 from pydtnn.utils.validate import check_float, check_int
 
 
@@ -87,7 +87,7 @@ CHUNK_ELEMENTS = 2**15
 """Elements that are encoded at a time; small enough for intermediate results to stay in cache."""
 
 
-class _Machine(NamedTuple):
+class _FloatLayout(NamedTuple):
     """Layout of a floating-point type of the machine."""
 
     integer: type[np.unsignedinteger]
@@ -95,13 +95,13 @@ class _Machine(NamedTuple):
     bias: int
 
 
-_MACHINE: dict[np.dtype, _Machine] = {
-    np.dtype("float32"): _Machine(np.uint32, 23, 127),
-    np.dtype("float64"): _Machine(np.uint64, 52, 1023),
+_MACHINE: dict[np.dtype, _FloatLayout] = {
+    np.dtype("float32"): _FloatLayout(np.uint32, 23, 127),
+    np.dtype("float64"): _FloatLayout(np.uint64, 52, 1023),
 }
 
 
-class Format(NumberFormat):
+class CodedFormat(NumberFormat):
     """A format with its codes.
 
     Values are rounded to nearest, ties to even, by an addition: for ``2**E <= |x| < 2**(E + 1)``
@@ -228,7 +228,7 @@ def float16(*, scale: float = 1.0, feedback: bool = False, seed: int = 0) -> Sum
         additions, at most ``2**-11`` of a partial sum each, is not.
     """
     scale = check_float("float16", "scale", scale, at_least=1e-30, at_most=1e30)
-    return partial(_added, Format(5, 10), np.dtype("float16"), scale, feedback, seed)
+    return partial(_added, CodedFormat(5, 10), np.dtype("float16"), scale, feedback, seed)
 
 
 def bfloat16(*, feedback: bool = False, seed: int = 0) -> SumsOf:
@@ -243,11 +243,11 @@ def bfloat16(*, feedback: bool = False, seed: int = 0) -> SumsOf:
     """
     from ml_dtypes import bfloat16 as dtype
 
-    return partial(_added, Format(8, 7), np.dtype(dtype), 1.0, feedback, seed)
+    return partial(_added, CodedFormat(8, 7), np.dtype(dtype), 1.0, feedback, seed)
 
 
 def _added(
-    form: Format,
+    form: CodedFormat,
     dtype: np.dtype,
     scale: float,
     feedback: bool,
@@ -275,7 +275,7 @@ def _added(
     )
 
 
-def _limit(form: Format, size: int) -> float:
+def _limit(form: CodedFormat, size: int) -> float:
     """Return the limit on values of a format so that the sum of `size` is finite, in any order.
 
     Rounding is monotonic, so values up to the limit have at most the sum of `size` times the limit.
@@ -334,13 +334,13 @@ def any_float(
     feedback, seed
         See `Compressor`.
     """
-    form = Format(exponent, mantissa, finite)
+    form = CodedFormat(exponent, mantissa, finite)
     if block is not None:
         block = check_int("float", "block", block, at_least=2)
         if not scaled:
             raise ValueError("float: blocks have a power of two each; omit block or scaled=False")
 
-    def lengths_of(x: np.ndarray, context: Context) -> Blocks:
+    def lengths_of(x: np.ndarray, context: Context) -> BlockRanges:
         return blocks(context.sizes, block) if block else blocks((x.size,), x.size)
 
     def compress(x: np.ndarray, context: Context) -> Parts:
@@ -368,7 +368,7 @@ def any_float(
     return Compressor(compress, restore, feedback=feedback, seed=seed)
 
 
-def _powers(x: np.ndarray, starts: np.ndarray, form: Format) -> np.ndarray:
+def _powers(x: np.ndarray, starts: np.ndarray, form: CodedFormat) -> np.ndarray:
     """Return, of each block, the largest e for which ``2**e |x|`` is below twice the highest power.
 
     The highest power of two of the format, that is; 0 for blocks of zeros and not finite ones.
@@ -386,7 +386,7 @@ def _times_powers(x: np.ndarray, powers: np.ndarray, lengths: np.ndarray) -> np.
     return np.ldexp(x, np.repeat(powers.astype("int32"), lengths))
 
 
-def _at_random(x: np.ndarray, form: Format, context: Context) -> np.ndarray:
+def _at_random(x: np.ndarray, form: CodedFormat, context: Context) -> np.ndarray:
     """Round float32 values to numbers of a format, up or down at random."""
     rounded = np.empty((1, x.size), "float32")
     sample = np.array([context.bucket << 32 | context.rank])
@@ -396,5 +396,5 @@ def _at_random(x: np.ndarray, form: Format, context: Context) -> np.ndarray:
     return rounded[0].astype(x.dtype)
 
 
-REFERENCE = Elementwise(np)
+REFERENCE = ElementwiseKernels(np)
 """The kernels that round messages at random."""

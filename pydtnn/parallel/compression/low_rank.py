@@ -10,7 +10,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.kernels.reference.random import stream
-from pydtnn.layers.parameters import Bucket, Entry
+from pydtnn.layers.parameters import Bucket, BucketEntry
 from pydtnn.parallel.compression.compressor import (
     Context,
     LossySums,
@@ -55,7 +55,9 @@ class Matrix:
         Right factor of the last step: the initial value of the next one.
     """
 
-    def __init__(self, entry: Entry, dtype: np.dtype, rank: int, seed: int, size: int = 1) -> None:
+    def __init__(
+        self, entry: BucketEntry, dtype: np.dtype, rank: int, seed: int, size: int = 1
+    ) -> None:
         n, m = matrix_shape(entry)
         largest = float(np.finfo(dtype).max)
         self._largest_p = largest**0.5 / size
@@ -122,7 +124,7 @@ class _Bucket:
     """
 
     def __init__(self, bucket: Bucket, rank: int, seed: int, size: int) -> None:
-        def pays(entry: Entry) -> bool:
+        def pays(entry: BucketEntry) -> bool:
             n, m = matrix_shape(entry)
             return rank * (n + m) < n * m
 
@@ -156,7 +158,7 @@ class _Bucket:
             grads[entry.slice] = values
 
 
-def matrix_shape(entry: Entry) -> tuple[int, int]:
+def matrix_shape(entry: BucketEntry) -> tuple[int, int]:
     """Return the rows (the first axis) and columns (all others) of a parameter."""
     size, rows = prod(entry.shape), (entry.shape or (1,))[0]
     return rows, size // max(rows, 1)

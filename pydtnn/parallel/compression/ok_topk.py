@@ -11,7 +11,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.layers.parameters import Bucket
-from pydtnn.parallel.compression.compressor import Kept, LossySums, send_to_each
+from pydtnn.parallel.compression.compressor import LossySums, PackedGradients, send_to_each
 from pydtnn.utils.request import Chain, Completed, Request
 from pydtnn.utils.validate import check_float, check_int
 
@@ -30,7 +30,7 @@ def ok_topk(*, share: float = 0.01, renew: int = 32) -> Callable[[Communicator],
     return partial(OkTopk, share=share, renew=check_int("ok_topk", "renew", renew, at_least=1))
 
 
-class Thresholded(Kept):
+class Thresholded(PackedGradients):
     """A bucket's gradients with error feedback, and what is seldom computed.
 
     Attributes

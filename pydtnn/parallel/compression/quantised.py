@@ -16,7 +16,7 @@ from pydtnn.utils.validate import check_int
 LEVELS = 127
 
 
-class Blocks(NamedTuple):
+class BlockRanges(NamedTuple):
     """Offsets and lengths of blocks."""
 
     starts: np.ndarray
@@ -24,10 +24,10 @@ class Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def blocks(sizes: tuple[int, ...], block: int) -> Blocks:
+def blocks(sizes: tuple[int, ...], block: int) -> BlockRanges:
     """Split parameters of these sizes into blocks; the last one of each may be shorter."""
     lengths = [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
-    return Blocks(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
+    return BlockRanges(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
 
 
 def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compressor:

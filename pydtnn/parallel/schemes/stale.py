@@ -15,7 +15,7 @@ from pydtnn.parallel.option import option
 from pydtnn.utils.request import Completed, Request
 
 
-class Late:
+class LateBucket:
     """A bucket's gradients of one step, in a separate array with a pending request."""
 
     def __init__(self, bucket: Bucket) -> None:
@@ -52,12 +52,12 @@ class StaleGradients(GradientExchange):
 
     equal = sums_gradients = keeps_gradients = True
     delay: int = option(1, at_least=0)
-    steps: Sequence[dict[int, Late]] = ()
+    steps: Sequence[dict[int, LateBucket]] = ()
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         """Start with gradients of 0; the newest are first."""
         super().start(buckets)
-        self.steps = [{b.index: Late(b) for b in buckets} for _ in range(self.delay + 1)]
+        self.steps = [{b.index: LateBucket(b) for b in buckets} for _ in range(self.delay + 1)]
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum a copy of the bucket's gradients, as backward overwrites them."""

@@ -19,7 +19,7 @@ from pydtnn.tools.interchange.matching import COUNTER, Stored, split
 from pydtnn.tools.interchange.torch_files import Tensor, read_tensors, refers_to
 from pydtnn.utils.files import path_inside, read_file, write_file
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 
 SAFETENSORS = ".safetensors"
 
@@ -85,7 +85,9 @@ def _in_parts(who: str, path: Path, skipped: list[str]) -> dict[str, Stored]:
     read = {name: _in_file(who, place, skipped) for name, place in places.items()}
     missing = [name for name, file in parts.items() if name not in read[file]]
     if missing:
-        raise ValueError(f"{who}: {path}: files do not contain {some(missing, 4)}; download again")
+        raise ValueError(
+            f"{who}: {path}: files do not contain {shorten(missing, 4)}; download again"
+        )
     return {name: read[parts[name]][name] for name in sorted(parts, key=_numbered)}
 
 
@@ -226,4 +228,4 @@ def _numbered(name: str) -> list[tuple[int, str]]:
 
 
 def _suffixes() -> str:
-    return f"a state dict in a file {some([SAFETENSORS, *PICKLED])}"
+    return f"a state dict in a file {shorten([SAFETENSORS, *PICKLED])}"

@@ -75,7 +75,7 @@ class Hdf5:
         begin = 28 if self.number(8, 1) else 24
         if self.number(begin, 8) != 0:
             _fail("the file has a user block; save it again with h5py")
-        self.root = Node(self, "", self.number(begin + 40, 8))
+        self.root = Hdf5Node(self, "", self.number(begin + 40, 8))
 
     def part(self, place: int, size: int) -> bytes:
         """Return a part of the file."""
@@ -117,7 +117,7 @@ class Hdf5:
         return found
 
 
-class Node:
+class Hdf5Node:
     """A group or an array: the messages of a header.
 
     Attributes
@@ -170,7 +170,7 @@ class Node:
         """Return the names in a group."""
         return [*self._entries()]
 
-    def find(self, path: str) -> Node:
+    def find(self, path: str) -> Hdf5Node:
         """Return the group or array at a path in a group."""
         found = self
         for name in path.split("/"):
@@ -180,7 +180,7 @@ class Node:
             if address is None:
                 kind = "is a link to another place; copy it" if name in entries else "is missing"
                 _fail(f"{where!r:.80} {kind}")
-            found = Node(self.file, where, address)
+            found = Hdf5Node(self.file, where, address)
         return found
 
     def _entries(self) -> dict[str, int | None]:

@@ -16,7 +16,7 @@ import numpy as np
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import check_numbers
 from pydtnn.tools.interchange.archives import BEGIN, Archive, Buffer
-from pydtnn.tools.interchange.hdf5 import Hdf5, Node
+from pydtnn.tools.interchange.hdf5 import Hdf5, Hdf5Node
 from pydtnn.tools.interchange.matching import StateDictReport, Stored, fit
 from pydtnn.tools.interchange.slots import slots_of
 from pydtnn.utils.files import read_file
@@ -182,7 +182,7 @@ def _layers(config: bytes | str) -> Layers:
     return layers
 
 
-def _names(group: Node, name: str) -> list[str] | None:
+def _names(group: Hdf5Node, name: str) -> list[str] | None:
     """Return the names in an attribute, which Keras splits into numbered ones if it is long."""
     names = group.texts(name)
     parts = [] if names is None else [names]
@@ -191,7 +191,7 @@ def _names(group: Node, name: str) -> list[str] | None:
     return [text for part in parts for text in part] if parts else None
 
 
-def _arrays(root: Node, layers: Layers) -> tuple[dict[str, Stored], Mapping[str, str]]:
+def _arrays(root: Hdf5Node, layers: Layers) -> tuple[dict[str, Stored], Mapping[str, str]]:
     """Return the arrays of a file with PyTorch's names and shapes, and the series of the layers.
 
     Layers of the same series are in their order. The name of an array contains that of its layer,
@@ -231,7 +231,7 @@ def _add_omitted(arrays: dict[str, Stored]) -> None:
             arrays.setdefault(full, Stored(shape, partial(np.full, shape, value)))
 
 
-def _add_named(root: Node, names: list[str], layers: Layers, arrays: dict[str, Stored]) -> None:
+def _add_named(root: Hdf5Node, names: list[str], layers: Layers, arrays: dict[str, Stored]) -> None:
     """Add the arrays of the older format, in which attributes contain their names."""
     depthwise = {
         name.rpartition(".")[2] for name, layer in layers.items() if layer.kind == "DepthwiseConv2D"
@@ -250,7 +250,7 @@ def _add_named(root: Node, names: list[str], layers: Layers, arrays: dict[str, S
             _add(arrays, (layer or outer).replace("/", "."), what, group.find(name))
 
 
-def _groups(group: Node, prefix: str, seen: set[int]) -> Iterator[tuple[str, str, Node]]:
+def _groups(group: Hdf5Node, prefix: str, seen: set[int]) -> Iterator[tuple[str, str, Hdf5Node]]:
     """Yield names, classes and groups of arrays of the layers in a group of ``.weights.h5``."""
     if group.address in seen or len(seen) > MAX_ARRAYS:
         raise ValueError("groups contain each other; the file is damaged")
@@ -269,7 +269,7 @@ def _groups(group: Node, prefix: str, seen: set[int]) -> Iterator[tuple[str, str
             yield from _groups(inner, theirs, seen)
 
 
-def _vars(group: Node, kind: str, options: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _vars(group: Hdf5Node, kind: str, options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the arrays of a layer of ``.weights.h5``, and their names in the file."""
     where, count = f"{group.path!r:.80}", len(group.names())
     if kind not in ARRAYS:
@@ -288,7 +288,7 @@ def _vars(group: Node, kind: str, options: Mapping[str, Any]) -> list[tuple[str,
     return [(what, str(i)) for i, what in enumerate(whats[:count])]
 
 
-def _add(arrays: dict[str, Stored], layer: str, what: str, array: Node) -> None:
+def _add(arrays: dict[str, Stored], layer: str, what: str, array: Hdf5Node) -> None:
     """Add an array, which must be the only one of its name."""
     name = f"{layer}.{NAMES[what]}"
     if name in arrays:

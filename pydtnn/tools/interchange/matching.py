@@ -12,8 +12,8 @@ import numpy as np
 from pydtnn.layers.base import Shape
 from pydtnn.model.load_report import advice_of
 from pydtnn.tools.interchange.published_names import NAMINGS, Naming
-from pydtnn.tools.interchange.slots import PROJECTION, RECURRENT, Slot
-from pydtnn.utils.names import some
+from pydtnn.tools.interchange.slots import PROJECTION, RECURRENT, ArraySlot
+from pydtnn.utils.names import shorten
 from pydtnn.utils.units import align
 
 COUNTER = "num_batches_tracked"
@@ -98,7 +98,7 @@ class StateDictReport:
         """
         if self.misfits and (strict or not self.pairs):
             which = "arrays do not fit" if strict else "no array fits"
-            problems = some([str(misfit) for misfit in self.misfits], 4)
+            problems = shorten([str(misfit) for misfit in self.misfits], 4)
             shapes = [(m.given, m.expected) for m in self.misfits if m.given and m.expected]
             advice = advice_of(shapes) if shapes and self.pairs else ""
             raise ValueError(f"{which} the model (matched by {self.by}): {problems}{advice}")
@@ -112,7 +112,7 @@ class StateDictReport:
             cells = [["-" if cell in ("", None) else str(cell) for cell in row] for row in rows]
             lines += align([head, *cells], left=5)
         if self.skipped:
-            lines.append(f"skipped, without executing anything: {some(self.skipped)}")
+            lines.append(f"skipped, without executing anything: {shorten(self.skipped)}")
         return "\n".join(lines)
 
 
@@ -132,13 +132,13 @@ class Match:
     """
 
     report: StateDictReport
-    slots: list[Slot]
+    slots: list[ArraySlot]
     copies: dict[str, str] = field(default_factory=dict)
     constants: list[str] = field(default_factory=list)
 
 
 def fit(
-    slots: Sequence[Slot],
+    slots: Sequence[ArraySlot],
     arrays: Mapping[str, Stored],
     *,
     strict: bool,
@@ -170,7 +170,10 @@ def fit(
 
 
 def match(
-    slots: Sequence[Slot], shapes: Mapping[str, Shape], *, series: Mapping[str, str] | None = None
+    slots: Sequence[ArraySlot],
+    shapes: Mapping[str, Shape],
+    *,
+    series: Mapping[str, str] | None = None,
 ) -> Match:
     """Find the arrays of a state dict that belong to those of a model.
 
@@ -223,15 +226,15 @@ def match(
 
 
 def _by_names(
-    slots: Sequence[Slot], shapes: Mapping[str, Shape]
-) -> tuple[Naming | None, list[Slot]] | None:
+    slots: Sequence[ArraySlot], shapes: Mapping[str, Shape]
+) -> tuple[Naming | None, list[ArraySlot]] | None:
     """Return the slots with their names in the state dict, if most layers have one.
 
     The best names are those that the most layers have, then those of the most arrays of the right
     shape, then the first: names here come first, and names without a prefix.
     """
     layers = len({slot.layer for slot in slots})
-    best: tuple[tuple[int, int], Naming | None, str, list[Slot]] = ((0, 0), None, "", [])
+    best: tuple[tuple[int, int], Naming | None, str, list[ArraySlot]] = ((0, 0), None, "", [])
     other = ""
     for naming, prefix, own in _candidates(slots, shapes):
         found = [slot for slot in own if slot.their_name in shapes]
@@ -253,8 +256,8 @@ def _by_names(
 
 
 def _candidates(
-    slots: Sequence[Slot], shapes: Mapping[str, Shape]
-) -> Iterator[tuple[Naming | None, str, list[Slot]]]:
+    slots: Sequence[ArraySlot], shapes: Mapping[str, Shape]
+) -> Iterator[tuple[Naming | None, str, list[ArraySlot]]]:
     """Yield namings, prefixes of all names in the state dict, and slots with these names."""
     layers = len({slot.layer for slot in slots})
     for naming in (None, *NAMINGS):
@@ -286,7 +289,7 @@ def _ends_in(pattern: str, name: str) -> bool:
 
 
 def _compare(
-    slot: Slot,
+    slot: ArraySlot,
     name: str,
     shapes: Mapping[str, Shape],
     pairs: dict[str, str],
@@ -316,10 +319,10 @@ def _extra(shapes: Mapping[str, Shape], used: Container[str]) -> list[Misfit]:
 
 
 def _by_order(
-    slots: Sequence[Slot], shapes: Mapping[str, Shape], series: Mapping[str, str]
+    slots: Sequence[ArraySlot], shapes: Mapping[str, Shape], series: Mapping[str, str]
 ) -> Match:
     """Match layers by kind and order."""
-    ours: dict[str, dict[str, Slot]] = {}
+    ours: dict[str, dict[str, ArraySlot]] = {}
     for slot in slots:
         ours.setdefault(slot.layer, {})[slot.what] = slot
     theirs: dict[str, dict[str, str]] = {}
@@ -347,7 +350,7 @@ def _by_order(
             if len(names) < 2:
                 _compare(slot, "".join(names), shapes, pairs, misfits)
             else:
-                shown = some([*dict.fromkeys(names)], 3)
+                shown = shorten([*dict.fromkeys(names)], 3)
                 misfits.append(Misfit("ambiguous", slot.name, shown, slot.their_shape))
     misfits += _extra(shapes, used)
     return Match(StateDictReport("order", pairs, tuple(misfits)), list(slots))

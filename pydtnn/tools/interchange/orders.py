@@ -32,7 +32,7 @@ from pydtnn.layers import (
     Transpose,
 )
 from pydtnn.layers.base import Shape
-from pydtnn.model.description import Description, Part
+from pydtnn.model.description import Description, NodeSpec
 
 Order = np.ndarray | str | None
 """Order of the features of an array.
@@ -107,7 +107,7 @@ def find_signals(description: Description) -> dict[str, bool | None]:
     return found
 
 
-def _keeps_axes(part: Part) -> bool:
+def _keeps_axes(part: NodeSpec) -> bool:
     return issubclass(part.layer.kind, (*KEEPS, Add, Concat, Multiply, Pad, Slice))
 
 
@@ -116,7 +116,7 @@ def shapes_by_name(description: Description) -> dict[str, Shape]:
     return {**dict(description.inputs), **{part.name: part.shape for part in description.parts}}
 
 
-def known(order: Order, layer: str) -> np.ndarray | None:
+def order_for(order: Order, layer: str) -> np.ndarray | None:
     """Return an order that a layer requires.
 
     Raises
@@ -144,7 +144,11 @@ def _all_equal(orders: Sequence[Order]) -> bool:
 
 
 def _order(
-    part: Part, given: Sequence[Order], shapes: Sequence[Shape], signal: bool | None, exported: bool
+    part: NodeSpec,
+    given: Sequence[Order],
+    shapes: Sequence[Shape],
+    signal: bool | None,
+    exported: bool,
 ) -> Order:
     kind, unknown = part.layer.kind, next((o for o in given if isinstance(o, str)), "")
     if issubclass(kind, NEW):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pydtnn.tools.interchange.slots import Slot
+from pydtnn.tools.interchange.slots import ArraySlot
 from pydtnn.utils.names import unknown
 
 Rules = Mapping[str, str]
@@ -45,12 +45,12 @@ class Naming:
     constants: str = ""
     library: str = "torchvision"
 
-    def apply(self, slots: Sequence[Slot]) -> list[Slot] | None:
+    def apply(self, slots: Sequence[ArraySlot]) -> list[ArraySlot] | None:
         """Return slots with the names and shapes there; None if an array has no name there."""
         layers = [*dict.fromkeys(slot.layer for slot in slots)]
         rules = self.rules(layers) if callable(self.rules) else self.rules
         compiled = [_compile(ours, theirs) for ours, theirs in rules.items()]
-        named: list[Slot] = []
+        named: list[ArraySlot] = []
         for slot in slots:
             found = (name for rule in compiled if (name := rule(slot.their_name)) is not None)
             name = next(found, None)
@@ -308,7 +308,7 @@ NAMINGS = (
 LIBRARIES = tuple(dict.fromkeys(naming.library for naming in NAMINGS))
 
 
-def named_as_in(library: str, slots: Sequence[Slot]) -> list[Slot]:
+def named_as_in(library: str, slots: Sequence[ArraySlot]) -> list[ArraySlot]:
     """Return slots with the names and layouts of the network of a library.
 
     Raises

@@ -19,13 +19,13 @@ from pydtnn.layers import (
     Reshape,
 )
 from pydtnn.layers.base import Shape
-from pydtnn.model.description import Part
+from pydtnn.model.description import NodeSpec
 from pydtnn.tools.interchange.orders import (
     FILTERS,
     Order,
     feature_orders,
     flatten_order,
-    known,
+    order_for,
     same_order,
     shapes_by_name,
 )
@@ -59,7 +59,7 @@ PROJECTION = "in_proj"
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class ArraySlot:
     """An array of a model.
 
     Attributes
@@ -103,11 +103,11 @@ class Slot:
         """Dotted name in PyTorch."""
         return self.published or f"{self.layer}{'_' if self.attention else '.'}{self.what}"
 
-    def named(self, name: str, shape: Shape, *, transposed: bool = False) -> Slot:
+    def named(self, name: str, shape: Shape, *, transposed: bool = False) -> ArraySlot:
         """Return the slot with the name and layout of a published network."""
         return replace(self, published=name, their_shape=shape, transposed=transposed)
 
-    def renamed(self, name: str) -> Slot:
+    def renamed(self, name: str) -> ArraySlot:
         """Return the slot with another name in PyTorch."""
         return replace(self, published=name)
 
@@ -129,7 +129,7 @@ class Slot:
         return array.T if self.transposed else array.reshape(self.their_shape)
 
 
-def slots_of(model: Model, *, exported: bool = False) -> list[Slot]:
+def slots_of(model: Model, *, exported: bool = False) -> list[ArraySlot]:
     """Return the arrays of a model in the order of execution.
 
     Parameters
@@ -166,7 +166,7 @@ def slots_of(model: Model, *, exported: bool = False) -> list[Slot]:
     own: dict[str, list[str]] = {}
     for name in model.whole.shapes:
         own.setdefault(name.rpartition(".")[0], []).append(name)
-    slots: list[Slot] = []
+    slots: list[ArraySlot] = []
     for part in description.parts:
         source = part.inputs[0]
         order = orders[source]
@@ -183,26 +183,26 @@ def slots_of(model: Model, *, exported: bool = False) -> list[Slot]:
     return slots
 
 
-def _slot(name: str, part: Part, shape: Shape, image: Shape, order: Order) -> Slot:
+def _slot(name: str, part: NodeSpec, shape: Shape, image: Shape, order: Order) -> ArraySlot:
     """Return the slot of an array of a layer whose input has a shape and an order."""
     kind, what = part.layer.kind, name.rpartition(".")[2]
     if issubclass(kind, LSTMLayer | GRULayer):
-        order = known(order, part.name) if what == "w" else None
-        slot = Slot(name, part.name, RECURRENT_NAMES[what], shape, shape, order=order)
+        order = order_for(order, part.name) if what == "w" else None
+        slot = ArraySlot(name, part.name, RECURRENT_NAMES[what], shape, shape, order=order)
         return slot.renamed(_numbered(part.name, slot.what))
     theirs = NAMES.get(what, what)
     if issubclass(kind, FILTERS) and what == "w":
-        known(order, part.name)
+        order_for(order, part.name)
         own = (shape[0], shape[-1], *shape[1:-1])  # (O, kh, kw, C) -> (O, C, kh, kw)
-        return Slot(name, part.name, theirs, shape, own, filters=True)
+        return ArraySlot(name, part.name, theirs, shape, own, filters=True)
     if issubclass(kind, Linear) and what == "b":
-        return Slot(name, part.name, theirs, shape, shape)
+        return ArraySlot(name, part.name, theirs, shape, shape)
     if issubclass(kind, LayerNorm) and len(image) >= 3 and shape == (prod(image),):
         their_shape = (image[-1], *image[:-1])
-        return Slot(name, part.name, theirs, shape, their_shape, order=flatten_order(image))
+        return ArraySlot(name, part.name, theirs, shape, their_shape, order=flatten_order(image))
     reads = issubclass(kind, Linear | BatchNorm | LayerNorm)
-    order = known(order if reads or order is None else part.inputs[0], part.name)
-    return Slot(name, part.name, theirs, shape, shape, order=order)
+    order = order_for(order if reads or order is None else part.inputs[0], part.name)
+    return ArraySlot(name, part.name, theirs, shape, shape, order=order)
 
 
 def _numbered(layer: str, what: str) -> str:

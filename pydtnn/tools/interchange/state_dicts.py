@@ -15,7 +15,7 @@ from pydtnn.tools.interchange.files import read_state_dict, series_of, write_sta
 from pydtnn.tools.interchange.matching import COUNTER, Match, StateDictReport, fit, match
 from pydtnn.tools.interchange.published_names import named_as_in
 from pydtnn.tools.interchange.slots import slots_of
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 from pydtnn.utils.validate import check_bool
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def load_state_dict(
         )
         check_numbers(given, model.dtype)
     except (TypeError, ValueError) as error:
-        other = f"; skipped, without executing anything: {some(skipped, 4)}" if skipped else ""
+        other = f"; skipped, without executing anything: {shorten(skipped, 4)}" if skipped else ""
         raise type(error)(f"{where}: {error}{other}") from error
     model.load(given, strict=strict)
     return replace(report, skipped=tuple(dict.fromkeys(skipped)))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pydtnn.data.unpickle import DAMAGED, Lenient, Refused, Skipped, one_line, run_pickle
+from pydtnn.data.unpickle import DAMAGED, Lenient, Skipped, UnsafePickle, one_line, run_pickle
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import MAX_AXES, SHORT, TYPES
 from pydtnn.tools.interchange.archives import BEGIN, Archive, Buffer
@@ -53,13 +53,13 @@ STORAGES = {
 }
 
 
-class Storage:
+class TorchStorage:
     """Elements of one type in a file."""
 
     def __init__(self, file: _File, identifier: Any) -> None:
         what, dtype, key, _, size, *view = identifier
         if isinstance(dtype, Skipped):
-            raise Refused(dtype.name)
+            raise UnsafePickle(dtype.name)
         if _text(what) != "storage" or not isinstance(dtype, np.dtype) or any(view):
             raise ValueError("an object outside the pickle that is not a storage")
         if not isinstance(key, str | bytes) or type(size) is not int or size < 0:
@@ -79,7 +79,7 @@ class Tensor:
 
     def __init__(
         self,
-        storage: Storage | None,
+        storage: TorchStorage | None,
         offset: int = 0,
         shape: Shape = (),
         strides: Shape = (),
@@ -90,7 +90,7 @@ class Tensor:
         self.shape, self.problem, self._strides = shape, problem, strides
         if problem:
             return
-        if not isinstance(storage, Storage):
+        if not isinstance(storage, TorchStorage):
             raise ValueError("a tensor without a storage")
         self._storage, self._offset, self._dtype = storage, offset, dtype or storage.dtype
         numbers = (offset, *_sizes(shape), *_sizes(strides))
@@ -206,7 +206,7 @@ class _File(Protocol):
 
     little: bool
 
-    def content(self, storage: Storage, limit: int) -> Buffer:
+    def content(self, storage: TorchStorage, limit: int) -> Buffer:
         """Return the bytes of a storage; decompressed ones are at most `limit`."""
 
 
@@ -228,10 +228,10 @@ def read_tensors(data: bytes) -> tuple[Any, list[str]]:
     try:
         content = (_archive if data.startswith(BEGIN) else _legacy)(data, names)
         if isinstance(content, Skipped):
-            raise Refused(content.name)
+            raise UnsafePickle(content.name)
         skipped = [value.name for value in names.values() if isinstance(value, Skipped)]
         return content, [printable(name)[:80] for name in skipped]
-    except Refused as error:
+    except UnsafePickle as error:
         raise ValueError(refers_to(one_line(error))) from None
     except DAMAGED as error:
         raise ValueError(
@@ -249,11 +249,11 @@ def refers_to(name: str) -> str:
 
 
 def _archive(data: bytes, names: Lenient) -> Any:
-    file = _Archive(data)
-    return run_pickle(io.BytesIO(file.program), names, lambda pid: Storage(file, pid))
+    file = _TorchArchive(data)
+    return run_pickle(io.BytesIO(file.program), names, lambda pid: TorchStorage(file, pid))
 
 
-class _Archive:
+class _TorchArchive:
     """A zip archive with a pickle and the storages."""
 
     def __init__(self, data: bytes) -> None:
@@ -266,7 +266,7 @@ class _Archive:
         self.little = order not in self.archive.names or self.archive.record(order, 16) != b"big"
         self.program = self.archive.record(names[0], MAX_PROGRAM_B)
 
-    def content(self, storage: Storage, limit: int) -> Buffer:
+    def content(self, storage: TorchStorage, limit: int) -> Buffer:
         record = self.archive.record(f"{self.folder}/data/{storage.key}", limit)
         if len(record) != storage.size * storage.dtype.itemsize:
             raise ValueError("a storage has another size than its record")
@@ -280,10 +280,10 @@ def _legacy(data: bytes, names: Lenient) -> Any:
     run_pickle(stream, NAMES)  # the version of the format
     system = run_pickle(stream, NAMES)
     file.little = not isinstance(system, dict) or system.get("little_endian", True) is True
-    storages: dict[str, Storage] = {}
+    storages: dict[str, TorchStorage] = {}
 
-    def persistent(identifier: Any) -> Storage:
-        made = Storage(file, identifier)
+    def persistent(identifier: Any) -> TorchStorage:
+        made = TorchStorage(file, identifier)
         first = storages.setdefault(made.key, made)
         if (first.dtype, first.size) != (made.dtype, made.size):
             raise ValueError("a storage of two sizes")
@@ -315,7 +315,7 @@ class _Legacy:
         self.data, self.little = data, True
         self.places: dict[str, slice] = {}
 
-    def content(self, storage: Storage, limit: int) -> Buffer:
+    def content(self, storage: TorchStorage, limit: int) -> Buffer:
         place = self.places.get(storage.key)
         if place is None:
             raise ValueError("a storage is missing")

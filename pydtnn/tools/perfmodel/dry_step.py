@@ -27,7 +27,7 @@ from pydtnn.model.recompute import Cuts
 from pydtnn.model.recompute_choice import AUTO, check_recompute
 from pydtnn.tools.perfmodel import outline as outlines
 from pydtnn.tools.perfmodel.compute import Label
-from pydtnn.tools.perfmodel.outline import Compute, Event, Linear, Read
+from pydtnn.tools.perfmodel.outline import Affine, Event, NodeWork, Read
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.workload import Workload
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
@@ -158,8 +158,8 @@ class DryStep:
         self._recompute(recompute)
         few, many = map(self._run, (self.few, 2 * self.few))
 
-        def line(value: float, other: float) -> Linear:
-            return Linear.through(self.few, value, 2 * self.few, other)
+        def line(value: float, other: float) -> Affine:
+            return Affine.through(self.few, value, 2 * self.few, other)
 
         model, graph = self.model, self.model.graph
         layers = {node.name: node.layer for node in graph.nodes}
@@ -180,7 +180,7 @@ class DryStep:
         for sizes, buckets, reads in self._flat:
             ready: dict[int, list[Event]] = {}
             for number, (node, _) in enumerate(buckets):
-                ready.setdefault(node, []).append(outlines.Ready(number))
+                ready.setdefault(node, []).append(outlines.BucketReady(number))
             after = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
             own = replace(memory, **sizes)
             peak = memory.peak.fixed + own.flat - memory.flat, memory.peak.per_sample
@@ -189,7 +189,7 @@ class DryStep:
                     forward=forward,
                     backward=tuple(chain.from_iterable(after)),
                     buckets=tuple(bucket for _, bucket in buckets),
-                    memory=replace(own, peak=Linear(*peak)),
+                    memory=replace(own, peak=Affine(*peak)),
                     transfers=tuple(_transfer_of(stage) for stage in stages),
                     reads=reads,
                     parts={n.name: i for i, own in enumerate(graph.parts) for n in own.layers},
@@ -250,11 +250,11 @@ class _Mesh(DryMesh):
             pending = collective.start(group, 0)
             numbers += [own.start(layer, operation, axis, sent) for operation, sent in group.asked]
         # sums over several axes are sums of sums: all but the last are awaited at once
-        own.events.extend(outlines.Wait(number) for number in numbers[:-1])
+        own.events.extend(outlines.Finish(number) for number in numbers[:-1])
 
         def finish() -> Any:
             own.segment()
-            own.events.extend(outlines.Wait(number) for number in numbers[-1:])
+            own.events.extend(outlines.Finish(number) for number in numbers[-1:])
             return pending.wait()
 
         return Pending(None, finish)
@@ -264,7 +264,7 @@ def _join(
     few: list[Any],
     many: list[Any],
     layers: Mapping[str, Any],
-    line: Callable[[float, float], Linear],
+    line: Callable[[float, float], Affine],
 ) -> list[Any]:
     """Return the events of two passes, with quantities as functions of the samples.
 
@@ -273,7 +273,7 @@ def _join(
     events: list[Any] = []
     for one, other in zip(few, many, strict=True):
         if isinstance(one, Label):
-            events.append(Compute(one, layers[one.name.removesuffix(RECOMPUTED)]))
+            events.append(NodeWork(one, layers[one.name.removesuffix(RECOMPUTED)]))
         elif isinstance(one, tuple):
             number, node, operation, axis, sent = one
             total, largest = (
@@ -286,9 +286,9 @@ def _join(
     return events
 
 
-def _transfer_of(stage: Stage) -> outlines.Transfer:
+def _transfer_of(stage: Stage) -> outlines.StageBytes:
     sides = (stage.receives, stage.sends)
-    return outlines.Transfer(*(tuple(4 * prod(value.shape) for value in own) for own in sides))
+    return outlines.StageBytes(*(tuple(4 * prod(value.shape) for value in own) for own in sides))
 
 
 def _outline_of(bucket: Bucket) -> outlines.BucketOutline:

@@ -30,7 +30,7 @@ from pydtnn.tools.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
-from pydtnn.tools.perfmodel.virtual.steps import MOST_RANKS, STEPS, predict
+from pydtnn.tools.perfmodel.virtual.steps import MAX_RANKS, STEPS, predict
 from pydtnn.training.workload import TIMED, Workload, first_unknown
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
@@ -105,7 +105,7 @@ def platform_of(
 
 def measurable(comm: Communicator, work: Workload) -> bool:
     """Return whether `predict_job` predicts a run."""
-    return work.ranks == comm.size <= MOST_RANKS and not first_unknown(work, TIMED)
+    return work.ranks == comm.size <= MAX_RANKS and not first_unknown(work, TIMED)
 
 
 def predict_job(

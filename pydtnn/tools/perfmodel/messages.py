@@ -9,7 +9,7 @@ import numpy as np
 
 from pydtnn.comm.schedules.rule import VENDOR, choose
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.parallel.pipeline.schedules import placement
+from pydtnn.model.pipeline.schedules import placement
 from pydtnn.tools.perfmodel.compression import Compression
 from pydtnn.tools.perfmodel.outline import BucketOutline, Start
 from pydtnn.tools.perfmodel.overlap import Round

@@ -17,10 +17,10 @@ from pydtnn.model.halves import has_halves
 from pydtnn.tools.perfmodel.compute import Label
 
 
-class Linear(NamedTuple):
+class Affine(NamedTuple):
     """A quantity of a pass: a fixed part, and one per sample.
 
-    >>> Linear.through(2, 10.0, 4, 14.0).at(10)
+    >>> Affine.through(2, 10.0, 4, 14.0).at(10)
     26.0
     """
 
@@ -28,7 +28,7 @@ class Linear(NamedTuple):
     per_sample: float
 
     @classmethod
-    def through(cls, few: int, value: float, many: int, other: float) -> Linear:
+    def through(cls, few: int, value: float, many: int, other: float) -> Affine:
         """Return the line through the values for two numbers of samples."""
         slope = (other - value) / (many - few)
         return cls(value - few * slope, slope)
@@ -39,7 +39,7 @@ class Linear(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compute:
+class NodeWork:
     """A segment of the pass of a node.
 
     Attributes
@@ -87,26 +87,26 @@ class Start:
     node: str
     operation: str
     axis: str
-    nbytes: Linear
-    largest: Linear
+    nbytes: Affine
+    largest: Affine
     messages: int
 
 
 @dataclass(frozen=True)
-class Wait:
+class Finish:
     """Wait for the end of a collective."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Ready:
+class BucketReady:
     """The gradients of a bucket are complete."""
 
     bucket: int
 
 
-Event = Compute | Start | Wait | Ready
+Event = NodeWork | Start | Finish | BucketReady
 
 
 class Read(NamedTuple):
@@ -177,8 +177,8 @@ class MemoryOutline:
     copies: int
     shared: int
     trained: int
-    peak: Linear
-    nodes: tuple[Linear, ...]
+    peak: Affine
+    nodes: tuple[Affine, ...]
     scratch: int
 
     @property
@@ -191,7 +191,7 @@ class MemoryOutline:
         return sum(max(node.at(samples), 0.0) for node in self.nodes)
 
 
-class Transfer(NamedTuple):
+class StageBytes(NamedTuple):
     """Bytes of each value of a sample that a stage of a pipeline receives and sends in forward."""
 
     received: tuple[int, ...]
@@ -221,7 +221,7 @@ class Outline:
     backward: tuple[Event, ...]
     buckets: tuple[BucketOutline, ...]
     memory: MemoryOutline
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[StageBytes, ...]
     reads: Mapping[tuple[str, int], Read]
     parts: Mapping[str, int]
 
@@ -230,9 +230,9 @@ class Outline:
         if len(self.transfers) == 1:
             return [*events]
         found = []
-        now = next((self.parts[e.part[0]] for e in events if isinstance(e, Compute)), 0)
+        now = next((self.parts[e.part[0]] for e in events if isinstance(e, NodeWork)), 0)
         for event in events:
-            now = self.parts[event.part[0]] if isinstance(event, Compute) else now
+            now = self.parts[event.part[0]] if isinstance(event, NodeWork) else now
             if now == part:
                 found.append(event)
         return found

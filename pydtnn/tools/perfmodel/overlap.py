@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MOST_ROUNDS = 32
+MAX_ROUNDS = 32
 """Rounds of an operation that are followed one by one; more are merged."""
 
 
@@ -33,15 +33,15 @@ class Round(NamedTuple):
 
 
 def merged(rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """Return at most `MOST_ROUNDS` rounds that take as long in total."""
-    if len(rounds) <= MOST_ROUNDS:
+    """Return at most `MAX_ROUNDS` rounds that take as long in total."""
+    if len(rounds) <= MAX_ROUNDS:
         return tuple(rounds)
-    size = -(-len(rounds) // MOST_ROUNDS)
+    size = -(-len(rounds) // MAX_ROUNDS)
     groups = [rounds[i : i + size] for i in range(0, len(rounds), size)]
     return tuple(Round(*map(sum, zip(*group, strict=True))) for group in groups)
 
 
-class Operation:
+class InFlight:
     """A collective in progress.
 
     Attributes
@@ -76,17 +76,17 @@ class Channel:
     def __init__(self) -> None:
         self.free = 0.0
         self.busy = 0.0
-        self._active: list[Operation] = []
+        self._active: list[InFlight] = []
 
-    def start(self, rounds: Sequence[Round], now: float) -> Operation:
+    def start(self, rounds: Sequence[Round], now: float) -> InFlight:
         """Start an operation."""
-        operation = Operation(merged(rounds))
+        operation = InFlight(merged(rounds))
         if not operation.done:
             self._active.append(operation)
             self._begin(operation, now)
         return operation
 
-    def _begin(self, operation: Operation, now: float) -> None:
+    def _begin(self, operation: InFlight, now: float) -> None:
         one = operation.left.pop()
         for other in self._active:  # the link is shared equally for as long as both transfer
             if other is not operation and other.passed > now:
@@ -98,7 +98,7 @@ class Channel:
         operation.arrival = operation.passed + one.latency
         operation.work = one.work
 
-    def _advance(self, operation: Operation, now: float) -> float:
+    def _advance(self, operation: InFlight, now: float) -> float:
         """Complete a round whose messages have arrived, and begin the next; return the time."""
         now += operation.work
         if operation.left:
@@ -115,7 +115,7 @@ class Channel:
                 now = self._advance(operation, now)
         return now
 
-    def wait(self, operation: Operation, now: float) -> float:
+    def wait(self, operation: InFlight, now: float) -> float:
         """Advance all operations until one is complete; return the time when it is."""
         while not operation.done:
             first = min(self._active, key=lambda one: one.arrival)

@@ -19,8 +19,8 @@ from pydtnn.comm.schedules.algorithms import binomial_tree, halving_doubling, ri
 from pydtnn.comm.schedules.steps import (
     ALL,
     Group,
+    MessageStep,
     Rounds,
-    Step,
     doublings,
     over,
     part,
@@ -52,7 +52,7 @@ def library_terms(kind: str, ranks: int) -> tuple[int, float]:
 def neighbours(group: Group) -> Rounds:
     """Messages to both neighbours in a line of ranks, as those of halos."""
     near = [k for k in (group.rank - 1, group.rank + 1) if 0 <= k < group.size]
-    yield tuple(Step(peer, ALL, ALL, "copy") for peer in near)
+    yield tuple(MessageStep(peer, ALL, ALL, "copy") for peer in near)
 
 
 def to_next(group: Group) -> Rounds:

@@ -136,7 +136,7 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 
 
 def read_collective(name: str) -> tuple[str, int, int]:
-    """Return kind, ranks and length in B of an entry of `Messages.collectives`.
+    """Return kind, ranks and length in B of an entry of `MessageSpeed.collectives`.
 
     >>> read_collective("allgather, 4 ranks, 8192")
     ('allgather', 4, 8192)
@@ -152,7 +152,7 @@ def read_collective(name: str) -> tuple[str, int, int]:
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageSpeed:
     """The network, and the time of a rank's processor for messages.
 
     Attributes
@@ -265,7 +265,7 @@ class Platform:
     name: str = fields.text()
     cluster: Cluster = fields.part(Cluster)
     compute: Compute = fields.part(Compute)
-    messages: Messages = fields.part(Messages)
+    messages: MessageSpeed = fields.part(MessageSpeed)
     storage: Storage = fields.part(Storage, default=Storage())
     topology: Topology | None = fields.one_of(TOPOLOGIES)
 

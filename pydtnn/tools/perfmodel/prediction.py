@@ -120,7 +120,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Memory of a rank at the peak of a step, in B.
 
     Attributes
@@ -163,7 +163,7 @@ class RankPrediction:
     """Prediction for one rank."""
 
     step: StepTime
-    memory: Memory
+    memory: MemoryUse
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Prediction:
         return max(steps, key=lambda step: (round(step.seconds, 12), step.compute))
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         """The memory of the rank with the most."""
         return max((rank.memory for rank in self.ranks), key=lambda memory: memory.total)
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.schedules.auto import RULE
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.parallel.pipeline.check import StageTime, Timeline, carry_out, most_in_flight, plan_of
-from pydtnn.parallel.pipeline.schedules import Action, placement
+from pydtnn.model.pipeline.check import StageTime, Timetable, carry_out, max_in_flight, plan_of
+from pydtnn.model.pipeline.schedules import Action, placement
 from pydtnn.tools.perfmodel import timing
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
@@ -26,7 +26,7 @@ from pydtnn.tools.perfmodel.patterns import AxisGroups
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import (
     LayerTime,
-    Memory,
+    MemoryUse,
     Prediction,
     RankPrediction,
     StepTime,
@@ -40,7 +40,7 @@ SCRATCH = 0.75
 while all buckets are in progress; an MPI library has that of whole arrays inside a host."""
 
 
-KNOWN: dict[str, tuple[Any, ...]] = {
+PREDICTABLE: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",),
     "tuning": (None, "measure", "fixed"),
     "scheme": ("allreduce", "hierarchical", *SHARDED),
@@ -65,7 +65,7 @@ def without_formula(work: Workload, platform: Platform | None = None) -> str:
         return "threads"
     copied = work.scheme in SHARDED and [*work.scheme_options] == ["copies"]
     copied = copied and work.copies > 0 and work.data % work.copies == 0
-    name = first_unknown(replace(work, scheme_options={}) if copied else work, KNOWN)
+    name = first_unknown(replace(work, scheme_options={}) if copied else work, PREDICTABLE)
     return name or ("compress" if work.compress and work.scheme in SHARDED[1:] else "")
 
 
@@ -189,7 +189,7 @@ class Projector:
         return self._complete(work, step, [memory], [tables])
 
     def _complete(
-        self, work: Workload, step: StepTime, memories: list[Memory], tables: list[Tables]
+        self, work: Workload, step: StepTime, memories: list[MemoryUse], tables: list[Tables]
     ) -> Prediction:
         """Return the prediction for one rank that stands for all, or one of each stage."""
         own = [one.outline.memory for one in tables]
@@ -199,7 +199,7 @@ class Projector:
 
     def _memory(
         self, messages: MessageCosts, outline: Outline, samples: int, in_flight: float
-    ) -> Memory:
+    ) -> MemoryUse:
         own, work, groups = outline.memory, messages.work, messages.groups
         kept = (in_flight - 1) * own.kept(samples)
         buffers = 2.0 * own.trained if work.compress else 0.0
@@ -215,7 +215,7 @@ class Projector:
         if work.ema is not None:  # and an array as long as the largest bucket
             buffers += own.trained + sizes[-1]
         released = SHARDED.index(work.scheme) if work.parts > 1 else 0  # gradients, then values
-        return Memory(
+        return MemoryUse(
             parameters=own.values + own.copies - (sum(others[:-2]) if released > 1 else 0),
             gradients=(own.shared if work.uses_up else own.gradients)
             - (sum(others[:-1]) if released else 0),
@@ -231,7 +231,7 @@ class Projector:
     def _project_stages(self, work: Workload, messages: MessageCosts) -> Prediction:
         ranks = work.stages
         most = work.micro_batches or DEFAULT_PER_RANK * ranks
-        _, shards = own_shards(work.batch, work.data * most, 0, work.data)
+        _, shards = assign_shards(work.batch, work.data * most, 0, work.data)
         sizes = [rows.stop - rows.start for _, rows in shards]  # of the micro-batches, nearly equal
         own = sizes[0]
         plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
@@ -306,13 +306,15 @@ class Projector:
         working = step.seconds - step.other
         step = replace(step, idle=max(end - working, 0.0))
         memories = [
-            self._memory(messages, one.outline, own, most_in_flight(actions))
+            self._memory(messages, one.outline, own, max_in_flight(actions))
             for one, actions in zip(tables, plan, strict=True)
         ]
         return self._complete(work, step, memories, tables)
 
 
-def _opposite_exposed(line: Timeline, rank: int, messages: MessageCosts, outline: Outline) -> float:
+def _opposite_exposed(
+    line: Timetable, rank: int, messages: MessageCosts, outline: Outline
+) -> float:
     """Return how long a rank waits at the end for the sums over two ranks with its stages, in s."""
     stages, now = line.stages_of(rank), 0.0
     each = sum(duration(messages.allreduce(OPPOSITE, one.nbytes)) for one in outline.buckets)

@@ -28,7 +28,7 @@ from pydtnn.tools.perfmodel.oracle.what_if import change
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual.clock import RankClock
 from pydtnn.tools.perfmodel.virtual.run import IDLE, Processor, run_virtual
-from pydtnn.tools.tracing.analysis.calls import POSTS, Call, Programs, RankProgram, Side
+from pydtnn.tools.tracing.analysis.calls import POSTS, Programs, RankProgram, Side, TracedCall
 from pydtnn.tools.tracing.analysis.times import slow_ranks
 from pydtnn.tools.tracing.timeline import Timeline
 from pydtnn.utils import clock
@@ -124,7 +124,7 @@ class _Repeated:
     def __init__(self, comm: Communicator, groups: dict[str, list[int]]) -> None:
         self._comm, self._own = comm, comm.rank
         self._zeros = np.zeros(1 << 16, "uint8")
-        self._pending: dict[tuple[str, str], list[tuple[Call, Request]]] = {}
+        self._pending: dict[tuple[str, str], list[tuple[TracedCall, Request]]] = {}
         self._groups: dict[str, tuple[Communicator, list[int]]] = {}
         for name, members in groups.items():
             own = comm.split(0 if self._own in members else 1 + self._own)
@@ -136,7 +136,7 @@ class _Repeated:
         own, ends = clock.current(), []
         assert isinstance(own, RankClock)
         origin, before = clock.now(), int(rank.times[0])
-        calls = [*rank.calls, *(Call(stop, stop, name="") for stop in stops)]
+        calls = [*rank.calls, *(TracedCall(stop, stop, name="") for stop in stops)]
         for call in sorted(calls, key=lambda one: one.time):
             own.spend(rank.compute(before, call.time))
             before = call.time
@@ -150,7 +150,7 @@ class _Repeated:
                 request.wait()
         return ends
 
-    def _make(self, call: Call) -> None:
+    def _make(self, call: TracedCall) -> None:
         comm, members = self._groups.get(call.group, (self._comm, []))
         key, length = (call.group, call.name), call.length(comm.size)
         if call.waits:
@@ -177,7 +177,7 @@ class _Repeated:
         elif call.name in ("barrier", "gather_object"):
             comm.barrier()
 
-    def _wait(self, call: Call) -> None:
+    def _wait(self, call: TracedCall) -> None:
         """Wait for the request whose last message was complete in a recorded wait, or before it."""
         requests = self._pending.get((call.group, call.name), [])
         if requests:

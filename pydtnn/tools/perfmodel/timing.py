@@ -17,14 +17,14 @@ from pydtnn.tools.perfmodel.compute.analytic import accesses
 from pydtnn.tools.perfmodel.messages import MessageCosts
 from pydtnn.tools.perfmodel.outline import (
     BucketOutline,
-    Compute,
+    BucketReady,
     Event,
+    Finish,
+    NodeWork,
     Outline,
-    Ready,
     Start,
-    Wait,
 )
-from pydtnn.tools.perfmodel.overlap import Channel, Operation
+from pydtnn.tools.perfmodel.overlap import Channel, InFlight
 from pydtnn.tools.perfmodel.prediction import LayerTime, StepTime
 
 STEP = Label("phase", "step", 0)
@@ -52,7 +52,7 @@ class Tables:
             self.known[samples] = {
                 id(event): self.costs.seconds(event.label, event.layer, samples)
                 for event in (*self.outline.forward, *self.outline.backward)
-                if isinstance(event, Compute)
+                if isinstance(event, NodeWork)
             }
         return self.known[samples]
 
@@ -61,7 +61,7 @@ class Tables:
         return self.costs.seconds(STEP, None, samples)
 
 
-class _Clock:
+class _RankClock:
     """One rank's main thread during a step."""
 
     def __init__(self, tables: Tables, messages: MessageCosts, samples: int) -> None:
@@ -74,15 +74,15 @@ class _Clock:
         self.gradient_work = self.later = 0.0
         self._computed: list[float] = []  # since this rank has waited for others
         self.gathers = messages.waits and messages.work.scheme == "sharded_parameters"
-        self._gathered: dict[int, Operation] = {}  # of the buckets that this rank has
-        self._waiting: list[tuple[BucketOutline, Operation]] = []  # for sums along other axes
+        self._gathered: dict[int, InFlight] = {}  # of the buckets that this rank has
+        self._waiting: list[tuple[BucketOutline, InFlight]] = []  # for sums along other axes
 
     def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:
         """Follow the events of a pass; the buckets are exchanged if they are given."""
-        started: dict[int, tuple[Operation, str]] = {}
+        started: dict[int, tuple[InFlight, str]] = {}
         before_event: Event | None = None
         for event in events:
-            if isinstance(event, Compute):
+            if isinstance(event, NodeWork):
                 if self.gathers and not event.label.index:
                     self._gather(*event.part)
                 seconds = self.slowdown * self.seconds[id(event)]
@@ -97,14 +97,14 @@ class _Clock:
             elif isinstance(event, Start):
                 rounds = self.messages.layer(event, self.samples)
                 started[event.number] = self.channel.start(rounds, self.now), event.node
-            elif isinstance(event, Wait):
+            elif isinstance(event, Finish):
                 operation, node = started.pop(event.number)
                 before = self.now
                 self._await_slowest()
                 self.now = self.channel.wait(operation, self.now)
                 self.parts[node][3] += self.now - before
             elif buckets:
-                if not isinstance(before_event, Ready):
+                if not isinstance(before_event, BucketReady):
                     self._pass_on()
                 self._ready(buckets[event.bucket])
             before_event = event
@@ -151,7 +151,7 @@ class _Clock:
         for bucket in now:
             self._wait(self._gathered[bucket])
 
-    def _wait(self, operation: Operation) -> None:
+    def _wait(self, operation: InFlight) -> None:
         """Wait for parameters or gradients."""
         before = self.now
         if not operation.done:
@@ -193,7 +193,7 @@ def update_seconds(tables: Tables, messages: MessageCosts) -> float:
 
 def step_time(tables: Tables, messages: MessageCosts, samples: int) -> StepTime:
     """Return the time of a step of a rank's samples without a pipeline."""
-    clock = _Clock(tables, messages, samples)
+    clock = _RankClock(tables, messages, samples)
     clock.run(tables.outline.forward)
     clock.channel.start(messages.losses, clock.now)
     clock.run(tables.outline.backward, tables.outline.buckets)
@@ -223,7 +223,7 @@ class PassTime:
 
 def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -> PassTime:
     """Return the times of a micro-batch in a stage of a rank, without sums of gradients."""
-    clock, outline = _Clock(tables, messages, samples), tables.outline
+    clock, outline = _RankClock(tables, messages, samples), tables.outline
     clock.run(outline.of_part(outline.forward, part))
     forward = clock.now
     clock.run(outline.of_part(outline.backward, part))
@@ -238,8 +238,11 @@ def gradients_exposed(
 
     `backward` is its time without them. Without `overlap`, they start when it has ended.
     """
-    outline, clock, alone = tables.outline, *(_Clock(tables, messages, samples) for _ in range(2))
-    events = [event for event in outline.backward if overlap or isinstance(event, Ready)]
+    outline, clock, alone = (
+        tables.outline,
+        *(_RankClock(tables, messages, samples) for _ in range(2)),
+    )
+    events = [event for event in outline.backward if overlap or isinstance(event, BucketReady)]
     clock.run(events, outline.buckets)
     end = clock.now
     for one in messages.meetings:

@@ -51,7 +51,7 @@ class Topology(ABC):
         return self.bandwidth
 
     def route(self, source: int, target: int, bandwidth: float) -> tuple[float, dict[str, float]]:
-        """See `pydtnn.comm.schedules.network.Topology`."""
+        """See `pydtnn.comm.schedules.network.SwitchTopology`."""
         path = self.path(source, target)
         links = {
             f"{_name(here)} to {_name(there)}": self.capacity(here, there) or bandwidth

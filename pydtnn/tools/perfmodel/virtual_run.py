@@ -12,7 +12,7 @@ from pydtnn.comm import Communicator
 from pydtnn.parallel.mesh import without_shard
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.machine import cores_here
+from pydtnn.utils.machine import available_cores
 from pydtnn.utils.units import align
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
         return AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping)
     workload, path = describe_virtual_run(config), Path(config.compute)
     profiles = load_profiles(path) if path.exists() else []
-    cores = max(len(cores_here()) // (workload.threads or 1), 1)
+    cores = max(len(available_cores()) // (workload.threads or 1), 1)
     copies = min(workload.ranks, platform.cluster.ranks_per_host, cores)
     profile = find_profile(profiles, profile_key(workload, copies))
     if profile is None:

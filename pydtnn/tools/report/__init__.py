@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pydtnn.tools.report.page import render
-from pydtnn.tools.report.runs import Run, Step, read_runs
+from typing import TYPE_CHECKING
 
-__all__ = ["Run", "Step", "read_runs", "render"]
+from pydtnn.tools.report.page import render
+from pydtnn.tools.report.runs import RunView, StepNumber, read_runs
+from pydtnn.utils.moved import renamed
+
+__all__ = ["RunView", "StepNumber", "read_runs", "render"]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = renamed(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pydtnn.tools.report.drawing import FORMATS, draw_figures
 from pydtnn.tools.report.page import render, sections_of
-from pydtnn.tools.report.runs import Step, read_runs
+from pydtnn.tools.report.runs import StepNumber, read_runs
 from pydtnn.utils.command import printing
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.files import write_file
@@ -41,16 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_step(text: str) -> Step:
+def read_step(text: str) -> StepNumber:
     """Return the step of "EPOCH:STEP".
 
     >>> read_step("0:12")
-    Step(epoch=0, number=12)
+    StepNumber(epoch=0, number=12)
     """
     epoch, _, number = text.partition(":")
     if not (epoch.isdecimal() and number.isdecimal()):
         raise ValueError(f"report: --step: expected EPOCH:STEP, such as 0:12, got {text!r}")
-    return Step(int(epoch), int(number))
+    return StepNumber(int(epoch), int(number))
 
 
 def create_parser() -> argparse.ArgumentParser:

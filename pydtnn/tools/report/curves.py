@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tools.report.runs import MEASUREMENTS, Run
+from pydtnn.tools.report.runs import MEASUREMENTS, RunView
 from pydtnn.tools.report.section import COLOURS, Figure, Section, every, line, section
 from pydtnn.tools.runs.run import VALIDATION
 from pydtnn.utils.clock import VIRTUAL_SECONDS
@@ -21,7 +21,7 @@ MAX_MARKED_EPOCHS = 40
 """Maximum number of epochs whose points have markers."""
 
 
-def _inside(run: Run, name: str, count: int) -> dict[str, Any]:
+def _inside(run: RunView, name: str, count: int) -> dict[str, Any]:
     """Return a line through the intervals of one of a number of runs."""
     points = min(MAX_POINTS_OF_CURVE, MAX_POINTS // count)
     merged = max(1, points // len(run.intervals))
@@ -33,7 +33,7 @@ def _inside(run: Run, name: str, count: int) -> dict[str, Any]:
     return line(label, x, y, run.colour, "epoch %{x:.2f}: %{y:.4g}", extra=_plain(run.label))
 
 
-def training(runs: Sequence[Run]) -> Section:
+def training(runs: Sequence[RunView]) -> Section:
     """Return the curves of loss, metrics and learning rate."""
     names = dict.fromkeys(name for run in runs for logs in run.history for name in logs)
     others = ("lr", VIRTUAL_SECONDS)
@@ -50,7 +50,7 @@ def training(runs: Sequence[Run]) -> Section:
     return Section("training", "Training", text, figures, legend=legend_of(runs))
 
 
-def legend_of(runs: Sequence[Run]) -> dict[str, str]:
+def legend_of(runs: Sequence[RunView]) -> dict[str, str]:
     """Return the colours of runs, and the lines of training and validation."""
     names = {name for run in runs for logs in run.history for name in logs}
     colour = runs[0].colour if len(runs) == 1 else COLOURS["other"]
@@ -60,7 +60,7 @@ def legend_of(runs: Sequence[Run]) -> dict[str, str]:
 
 
 @section("throughput", "Throughput", MEASUREMENTS)
-def throughput(result: Section, measured: Sequence[tuple[Run, Any]]) -> None:
+def throughput(result: Section, measured: Sequence[tuple[RunView, Any]]) -> None:
     """Fill the section with the samples per second over the epochs."""
     runs = [run for run, _ in measured]
     result.figures = [
@@ -83,7 +83,7 @@ def title_of(name: str) -> str:
     return name.removeprefix(VALIDATION).replace("_", " ")
 
 
-def _value(runs: Sequence[Run], name: str) -> Figure:
+def _value(runs: Sequence[RunView], name: str) -> Figure:
     words = title_of(name)
     figure = _curve(runs, name, words[:1].upper() + words[1:], words)
     for run in runs:
@@ -92,7 +92,7 @@ def _value(runs: Sequence[Run], name: str) -> Figure:
     return figure
 
 
-def _over_virtual_time(runs: Sequence[Run], name: str, count: int) -> Figure:
+def _over_virtual_time(runs: Sequence[RunView], name: str, count: int) -> Figure:
     """Return the values at the ends of epochs over the time of virtual ranks."""
     words, time = title_of(name), {"title": "virtual time (s)", "rangemode": "tozero"}
     names = [
@@ -105,19 +105,19 @@ def _over_virtual_time(runs: Sequence[Run], name: str, count: int) -> Figure:
     return Figure(f"{words[:1].upper() + words[1:]} over virtual time", data, time, words)
 
 
-def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
+def _curve(runs: Sequence[RunView], name: str, title: str, unit: str) -> Figure:
     """Return the curves of a value of training, within epochs if it was measured there."""
     inside = name in ("loss", "lr")
     data = [(_inside if inside and run.intervals else _ends)(run, name, len(runs)) for run in runs]
     return Figure(title, data, _epochs(runs), unit)
 
 
-def _epochs(runs: Sequence[Run]) -> dict[str, Any]:
+def _epochs(runs: Sequence[RunView]) -> dict[str, Any]:
     """Return the axis of the epochs."""
     return {"title": "epoch", "range": [0, 1.02 * max(len(run.history) for run in runs)]}
 
 
-def _ends(run: Run, name: str, count: int, over: str = "") -> dict[str, Any]:
+def _ends(run: RunView, name: str, count: int, over: str = "") -> dict[str, Any]:
     """Return a line through the ends of the epochs of one of a number of runs.
 
     They are over the epochs, or `over` another value.

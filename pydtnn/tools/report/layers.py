@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tools.report.runs import TRACE, Run, Traced
+from pydtnn.tools.report.runs import TRACE, RunTrace, RunView
 from pydtnn.tools.report.section import (
     AXIS_OF_ROWS,
     COLOURS,
@@ -40,7 +40,7 @@ MAX_LAYERS = 16
     "measurements, before and after training. Rates count the arithmetic of the definition of a "
     "layer, so fast algorithms may exceed it.",
 )
-def layers(result: Section, traced: Sequence[tuple[Run, Traced]]) -> None:
+def layers(result: Section, traced: Sequence[tuple[RunView, RunTrace]]) -> None:
     """Fill the section with layers under the roofline, and a table of those that take longest."""
     known = [
         (run, own, machine(trace.timeline))
@@ -85,7 +85,7 @@ def _scale(title: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _roofline(
-    run: Run,
+    run: RunView,
     found: Sequence[Rate],
     limits: Machine | None,
     axes: tuple[dict[str, Any], dict[str, Any]],
@@ -138,7 +138,7 @@ def _totals(found: Sequence[Rate]) -> dict[str, float]:
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def _durations(run: Run, found: Sequence[Rate], longest: float) -> Figure:
+def _durations(run: RunView, found: Sequence[Rate], longest: float) -> Figure:
     """Return the time of the layers that take longest, in both directions."""
     totals = _totals(found)
     shown = [*totals][:MAX_LAYERS]
@@ -162,7 +162,7 @@ def _durations(run: Run, found: Sequence[Rate], longest: float) -> Figure:
     return figure
 
 
-def _table(run: Run, found: Sequence[Rate], limits: Machine | None) -> Table:
+def _table(run: RunView, found: Sequence[Rate], limits: Machine | None) -> Table:
     longest = sorted(found, key=lambda rate: -rate.seconds)[:MAX_LAYERS]
     records = [
         {

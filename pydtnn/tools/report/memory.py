@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pydtnn.tools.report.runs import TRACE, Run, Traced
-from pydtnn.tools.report.section import COLOURS, Figure, Section, line, section, some_of
+from pydtnn.tools.report.runs import TRACE, RunTrace, RunView
+from pydtnn.tools.report.section import COLOURS, Figure, Section, line, section, spread_places
 
 MAX_POINTS_OF_RANK = 600
 
@@ -26,7 +26,7 @@ MAX_RANKS = 8
     "optimizer, and what layers keep from forward to backward. The line of the first rank is the "
     "strongest, that of the last the faintest.",
 )
-def memory(result: Section, traced: Sequence[tuple[Run, Traced]]) -> None:
+def memory(result: Section, traced: Sequence[tuple[RunView, RunTrace]]) -> None:
     """Fill the section with the bytes in use by each rank over a step of median duration."""
     curves = sum(min(MAX_RANKS, trace.timeline.size) for _, trace in traced)
     points = min(MAX_POINTS_OF_RANK, MAX_POINTS // curves)
@@ -38,7 +38,7 @@ def memory(result: Section, traced: Sequence[tuple[Run, Traced]]) -> None:
     result.absent = "the backend of the traces does not count its memory; --device cpu does"
 
 
-def _figure(run: Run, trace: Traced, points: int) -> Figure:
+def _figure(run: RunView, trace: RunTrace, points: int) -> Figure:
     position = trace.typical()
     start, _ = trace.span(position)
     activities = trace.timeline.activities[trace.within(position)]
@@ -52,7 +52,7 @@ def _figure(run: Run, trace: Traced, points: int) -> Figure:
     peaks = [
         curves[rank][1].max() if rank in curves else -1.0 for rank in range(trace.timeline.size)
     ]
-    shown = [rank for rank in some_of(peaks, MAX_RANKS) if rank in curves]
+    shown = [rank for rank in spread_places(peaks, MAX_RANKS) if rank in curves]
     data = []
     for place, rank in enumerate(shown):
         name, (x, y) = f"rank {rank}", peaks_of(*curves[rank], points)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tools.report.runs import MESSAGES, Run, Traced
+from pydtnn.tools.report.runs import MESSAGES, RunTrace, RunView
 from pydtnn.tools.report.section import COLOURS, Figure, Section, every, section
 from pydtnn.tools.tracing.analysis import traffic, waits
 
@@ -29,7 +29,7 @@ MAX_LABELLED = 8
     "ring, or another schedule of pydtnn, every message is recorded. A rank waits for another one "
     "until that has sent its message, or entered the collective operation.",
 )
-def messages(result: Section, traced: Sequence[tuple[Run, Traced]]) -> None:
+def messages(result: Section, traced: Sequence[tuple[RunView, RunTrace]]) -> None:
     """Fill the section with bytes from rank to rank, and the time of waiting, per step."""
     sent = [(run, traffic(trace.timeline)[0] / len(trace.steps)) for run, trace in traced]
     waited = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydtnn.tools.report.curves import title_of
-from pydtnn.tools.report.runs import ABOUT, ENVIRONMENT, Run
+from pydtnn.tools.report.runs import ABOUT, ENVIRONMENT, RunView
 from pydtnn.tools.report.section import Section, Table, section
 from pydtnn.tools.runs.run import VALIDATION, better
 from pydtnn.utils.units import duration
@@ -28,7 +28,7 @@ OF_THE_RUN = (
 """Entries of run.json besides configuration and environment."""
 
 
-def overview(runs: Sequence[Run]) -> Section:
+def overview(runs: Sequence[RunView]) -> Section:
     """Return a table of the results: a row for each run, or a column for each of a few runs."""
     values = dict.fromkeys(name for run in runs for name in run.history[-1] if name != "lr")
     swept = [name for name in runs[0].swept if name not in ("model", "dataset")]
@@ -56,7 +56,7 @@ def overview(runs: Sequence[Run]) -> Section:
 
 
 @section("configuration", "Configuration", ABOUT)
-def configuration(result: Section, known: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
+def configuration(result: Section, known: Sequence[tuple[RunView, Mapping[str, Any]]]) -> None:
     """Fill the section with the options, those that differ between the runs first."""
     runs = [run for run, _ in known]
     facts = [{name: about.get(name) for name in OF_THE_RUN} for _, about in known]
@@ -68,7 +68,7 @@ def configuration(result: Section, known: Sequence[tuple[Run, Mapping[str, Any]]
 
 
 @section("environment", "Environment", ENVIRONMENT)
-def environment(result: Section, known: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
+def environment(result: Section, known: Sequence[tuple[RunView, Mapping[str, Any]]]) -> None:
     """Fill the section with machine and versions."""
     values = [flat({**machine, "gpu": run.entry("gpu")}) for run, machine in known]
     result.tables = _tables([run for run, _ in known], "Machine and versions", values)
@@ -106,7 +106,9 @@ def show(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _tables(runs: Sequence[Run], title: str, values: Sequence[Mapping[str, Any]]) -> list[Table]:
+def _tables(
+    runs: Sequence[RunView], title: str, values: Sequence[Mapping[str, Any]]
+) -> list[Table]:
     """Return a table with the values that differ, and a folded one with the others."""
     names = dict.fromkeys(name for each in values for name in each)
     rows = {name: [show(each.get(name)) for each in values] for name in names}
@@ -138,19 +140,19 @@ def _number(value: float | None) -> str:
     return NONE if value is None else f"{value:.4f}"
 
 
-def _facts(run: Run, swept: Sequence[str]) -> list[str]:
+def _facts(run: RunView, swept: Sequence[str]) -> list[str]:
     batch = run.about.get("global_batch_size")
     names = [show(run.configuration.get(name)) for name in ("model", "dataset", *swept)]
     return [run.label, *names, run.places(), show(batch), str(len(run.history))]
 
 
-def _best(run: Run, name: str) -> list[str]:
+def _best(run: RunView, name: str) -> list[str]:
     """Return the best value of a run, and its epoch."""
     best = run.best(name)
     return [NONE, NONE] if best is None else [_number(best[1]), str(best[0])]
 
 
-def _speed(run: Run) -> list[str]:
+def _speed(run: RunView) -> list[str]:
     rate, totals = run.samples_per_second(), run.totals()
     if rate is None or not totals:
         return [NONE] * 3

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from pydtnn import __version__
 from pydtnn.tools.report.curves import throughput, training
 from pydtnn.tools.report.layers import layers
 from pydtnn.tools.report.memory import memory
 from pydtnn.tools.report.messages import messages
 from pydtnn.tools.report.overview import configuration, environment, overview
 from pydtnn.tools.report.predicted import predicted
-from pydtnn.tools.report.runs import Run, Step
+from pydtnn.tools.report.runs import RunView, StepNumber
 from pydtnn.tools.report.scaling import scaling
 from pydtnn.tools.report.section import Section
 from pydtnn.tools.report.steps import phases, steps
 from pydtnn.tools.report.timeline import timeline
 from pydtnn.utils.imports import import_optional
+from pydtnn.utils.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def sections_of(runs: Sequence[Run], shown: Sequence[Step] = ()) -> list[Section]:
+def sections_of(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> list[Section]:
     """Return the sections of runs, in the order of the page; the timeline has the steps `shown`."""
     return [
         *(build(runs) for build in (overview, scaling, training, throughput, predicted)),
@@ -33,7 +33,7 @@ def sections_of(runs: Sequence[Run], shown: Sequence[Step] = ()) -> list[Section
     ]
 
 
-def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
+def render(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> str:
     """Return the page of runs, see `render_sections`.
 
     Parameters
@@ -73,7 +73,7 @@ def render_sections(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def title(runs: Sequence[Run]) -> str:
+def title(runs: Sequence[RunView]) -> str:
     """Return the title: model and data of a run, or the number of runs."""
     if len(runs) > 1:
         return f"Comparison of {len(runs)} runs"

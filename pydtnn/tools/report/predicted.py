@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.tools.report.runs import Run
+from pydtnn.tools.report.runs import RunView
 from pydtnn.tools.report.scaling import mean_step
-from pydtnn.tools.report.section import Section, Source, Table, section
+from pydtnn.tools.report.section import Section, SectionSource, Table, section
 
 
 def _numbers(
@@ -24,13 +24,13 @@ def _numbers(
     return values if valid else None
 
 
-def _prediction(run: Run) -> dict[str, float] | None:
+def _prediction(run: RunView) -> dict[str, float] | None:
     """Return the prediction in run.json, if it is valid and the steps were measured."""
     values = _numbers(run.about.get("predicted"), PARTS, ("low", "high"))
     return values if run.ranks else None
 
 
-def _why_unpredicted(runs: Sequence[Run]) -> str:
+def _why_unpredicted(runs: Sequence[RunView]) -> str:
     entries = [run.about.get("predicted") for run in runs]
     reasons = [entry.get("reason") for entry in entries if isinstance(entry, dict)]
     return next(
@@ -42,7 +42,7 @@ TIMES = ("seconds", "low", "high", "compute", "communication", "data", "first")
 """Numbers of the entry "measured" of run.json, in s."""
 
 
-def _measured(run: Run) -> dict[str, float]:
+def _measured(run: RunView) -> dict[str, float]:
     """Return the times of a step in run.json; those of a run that was stopped are means."""
     if values := _numbers(run.about.get("measured"), TIMES):
         return values
@@ -50,7 +50,7 @@ def _measured(run: Run) -> dict[str, float]:
     return mean | {"seconds": sum(mean.values())}
 
 
-def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
+def _predicted_table(title: str, run: RunView, own: Mapping[str, float]) -> Table:
     measured = _measured(run)
     total = measured["seconds"]
     rows = [
@@ -82,11 +82,11 @@ PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
 @section(
     "predicted",
     "Measured and predicted time per step",
-    Source(_prediction, _why_unpredicted),
+    SectionSource(_prediction, _why_unpredicted),
     "Predicted before the first step from the platform, the network and the strategy; measured "
     "times are medians over all steps but the first, and means over ranks.",
 )
-def predicted(result: Section, known: Sequence[tuple[Run, dict[str, float]]]) -> None:
+def predicted(result: Section, known: Sequence[tuple[RunView, dict[str, float]]]) -> None:
     """Fill the section with a table of measured and predicted parts of a step for each run."""
     result.tables = [
         _predicted_table(run.label if len(known) > 1 else "", run, own) for run, own in known

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.tools.report.section import Source, colour
+from pydtnn.tools.report.section import SectionSource, colour
 from pydtnn.tools.runs.run import Run as StoredRun
 from pydtnn.tools.runs.run import differences, read_run
 from pydtnn.tools.tracing import Timeline, load_timeline
@@ -23,14 +23,14 @@ HOW = (
 """How to obtain what a section without data would show."""
 
 
-class Step(NamedTuple):
+class StepNumber(NamedTuple):
     """A step of training: its epoch and its number in it, from 0."""
 
     epoch: int
     number: int
 
 
-class Traced:
+class RunTrace:
     """A trace with at least one training step that all ranks have recorded.
 
     Parameters
@@ -52,10 +52,10 @@ class Traced:
         return label(self.timeline)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepNumber]:
         """The steps, in the order of `Timeline.steps`."""
         steps = self.timeline.steps
-        return [*map(Step, steps.epochs.tolist(), steps.numbers.tolist())]
+        return [*map(StepNumber, steps.epochs.tolist(), steps.numbers.tolist())]
 
     def span(self, position: int) -> tuple[int, int]:
         """Return start and end of a step on any rank, in ns."""
@@ -101,7 +101,7 @@ def find_trace(folder: Path, about: Mapping[str, Any]) -> Path | None:
     return next((place for place in places if any(place.glob("rank-*.npz"))), None)
 
 
-def read_traced(place: Path) -> Traced:
+def read_traced(place: Path) -> RunTrace:
     """Return the trace in a folder.
 
     Raises
@@ -115,7 +115,7 @@ def read_traced(place: Path) -> Traced:
             f"trace: {place} contains no training step that all ranks have recorded; trace a run "
             "of more steps"
         )
-    return Traced(timeline)
+    return RunTrace(timeline)
 
 
 MAX_TITLE_OPTIONS = 3
@@ -123,7 +123,7 @@ MAX_TITLE_OPTIONS = 3
 
 
 @dataclass
-class Run(StoredRun):
+class RunView(StoredRun):
     """The files of a run, and how the report shows it.
 
     Attributes
@@ -142,7 +142,7 @@ class Run(StoredRun):
     label: str = ""
     colour: str = ""
     swept: dict[str, Any] = field(default_factory=dict)
-    traced: Traced | None = None
+    traced: RunTrace | None = None
     untraced: str = ""
 
     @property
@@ -152,7 +152,7 @@ class Run(StoredRun):
         return f"{self.label} ({', '.join(swept[:MAX_TITLE_OPTIONS])})" if swept else self.label
 
 
-def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list[Run]:
+def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list[RunView]:
     """Read the folders of runs.
 
     Parameters
@@ -188,19 +188,19 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     return runs
 
 
-def _why_untraced(runs: Sequence[Run]) -> str:
+def _why_untraced(runs: Sequence[RunView]) -> str:
     """Return why no run has a trace, and how to record one."""
     reasons = [run.untraced for run in runs if run.untraced]
     return reasons[0] if reasons else f"no run has a trace; {HOW}"
 
 
-def _without_file(name: str, also: str = "") -> Callable[[Sequence[Run]], str]:
+def _without_file(name: str, also: str = "") -> Callable[[Sequence[RunView]], str]:
     return lambda runs: f"no run has the file {name}, which python -m pydtnn.train{also}"
 
 
-TRACE = Source(lambda run: run.traced, _why_untraced)
+TRACE = SectionSource(lambda run: run.traced, _why_untraced)
 
-MESSAGES = Source(
+MESSAGES = SectionSource(
     lambda run: run.traced if run.traced and run.traced.timeline.size > 1 else None,
     lambda runs: (
         "the traces are those of one rank"
@@ -210,14 +210,14 @@ MESSAGES = Source(
 )
 """Traces of several ranks."""
 
-MEASUREMENTS = Source(
+MEASUREMENTS = SectionSource(
     lambda run: run.ranks,
     _without_file("measurements.jsonl", " and the callback MeasurementWriter write"),
 )
 
-ABOUT = Source(lambda run: run.about, _without_file("run.json", " writes"))
+ABOUT = SectionSource(lambda run: run.about, _without_file("run.json", " writes"))
 
-ENVIRONMENT = Source(
+ENVIRONMENT = SectionSource(
     lambda run: (
         run.about.get("environment") if isinstance(run.about.get("environment"), dict) else None
     ),
@@ -225,8 +225,8 @@ ENVIRONMENT = Source(
 )
 
 
-def _read_run(folder: Path, label: str, trace: str | None) -> Run:
-    run = Run(**vars(read_run("report", folder)), label=label)
+def _read_run(folder: Path, label: str, trace: str | None) -> RunView:
+    run = RunView(**vars(read_run("report", folder)), label=label)
     if not run.history:
         raise ValueError(
             f"report: {folder} contains a run without a completed epoch; wait until its first "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from pydtnn.tools.report.runs import Run
+from pydtnn.tools.report.runs import RunView
 from pydtnn.tools.report.section import COLOURS, Figure, Section, Table, line, stacked_bars
 from pydtnn.tools.report.steps import activities, mean_of
 
@@ -31,7 +31,7 @@ MAX_EFFICIENCY = 1.05
 
 
 @dataclass
-class Point:
+class RunPoint:
     """A run in a series.
 
     Attributes
@@ -47,7 +47,7 @@ class Point:
         the slowest quarter of this run over the fastest of the other, and the reverse.
     """
 
-    run: Run
+    run: RunView
     ranks: int
     rate: float
     speedup: float
@@ -56,7 +56,7 @@ class Point:
     high: float
 
 
-def scaling(runs: Sequence[Run]) -> Section:
+def scaling(runs: Sequence[RunView]) -> Section:
     """Return throughput and efficiency by ranks."""
     result = Section("scaling", "Scaling")
     series, alone = _series(runs)
@@ -87,7 +87,9 @@ def scaling(runs: Sequence[Run]) -> Section:
     return result
 
 
-def _warnings(series: Mapping[str, Sequence[Point]], alone: Sequence[tuple[Run, str]]) -> list[str]:
+def _warnings(
+    series: Mapping[str, Sequence[RunPoint]], alone: Sequence[tuple[RunView, str]]
+) -> list[str]:
     """Return what a reader of the efficiencies must know, as sentences."""
     points = [point for found in series.values() for point in found]
     runs = {point.run.label: point.run for point in points}
@@ -107,11 +109,11 @@ def _warnings(series: Mapping[str, Sequence[Point]], alone: Sequence[tuple[Run, 
     return found + [f"Left out: {_why_alone(*one)}." for one in alone]
 
 
-def _why_alone(run: Run, why: str) -> str:
+def _why_alone(run: RunView, why: str) -> str:
     return f"{run.label}, {why}"
 
 
-def _series(runs: Sequence[Run]) -> tuple[dict[str, list[Point]], list[tuple[Run, str]]]:
+def _series(runs: Sequence[RunView]) -> tuple[dict[str, list[RunPoint]], list[tuple[RunView, str]]]:
     """Return the points of each series by the options that differ, and the runs in none, with why.
 
     Points are in the order of the ranks.
@@ -124,7 +126,7 @@ def _series(runs: Sequence[Run]) -> tuple[dict[str, list[Point]], list[tuple[Run
     several = [item for item in measured if item[1] > 1]
     own = _differing(VARIANTS, [run for run, _, _ in measured])
     between = _differing(BETWEEN_RANKS, [run for run, _, _ in several])
-    groups: dict[str, list[tuple[Run, int, float]]] = {}
+    groups: dict[str, list[tuple[RunView, int, float]]] = {}
     for item in several:
         groups.setdefault(_describe(item[0], own + between), []).append(item)
     found = {}
@@ -144,31 +146,33 @@ def _series(runs: Sequence[Run]) -> tuple[dict[str, list[Point]], list[tuple[Run
     return found, alone
 
 
-def _reason(run: Run, names: Sequence[str]) -> str:
+def _reason(run: RunView, names: Sequence[str]) -> str:
     same = _describe(run, names)
     others = f" and the same options ({same})" if same else ""
     return f"as no run has another number of ranks than {run.size}{others}"
 
 
-def _point(run: Run, size: int, first: Run) -> Point:
+def _point(run: RunView, size: int, first: RunView) -> RunPoint:
     """Return the point of a run in a series whose first run has the fewest ranks."""
     (low, rate, high), (slow, base, fast) = run.spread(), first.spread()
     share = (first.size or 1) / size
     if run is first:
         low = high = slow = fast = base
     speedup = rate / base
-    return Point(run, size, rate, speedup, speedup * share, low / fast * share, high / slow * share)
+    return RunPoint(
+        run, size, rate, speedup, speedup * share, low / fast * share, high / slow * share
+    )
 
 
-def _differing(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+def _differing(names: Sequence[str], runs: Sequence[RunView]) -> list[str]:
     return [n for n in names if len({str(run.configuration.get(n)) for run in runs}) > 1]
 
 
-def _describe(run: Run, names: Sequence[str]) -> str:
+def _describe(run: RunView, names: Sequence[str]) -> str:
     return ", ".join(f"{name} {run.configuration.get(name)}" for name in names)
 
 
-def _figures(series: Mapping[str, Sequence[Point]]) -> list[Figure]:
+def _figures(series: Mapping[str, Sequence[RunPoint]]) -> list[Figure]:
     """Return throughput and efficiency over the ranks, with the ideal."""
     ranks = sorted({point.ranks for points in series.values() for point in points})
     scale = "log" if ranks[-1] > 8 * ranks[0] else "linear"
@@ -217,7 +221,7 @@ def _ideal(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
     return line("ideal", x, y, COLOURS["other"], width=1.5, dash="dot")
 
 
-def _step(series: Mapping[str, Sequence[Point]]) -> Figure:
+def _step(series: Mapping[str, Sequence[RunPoint]]) -> Figure:
     """Return the parts of a mean step of each run."""
     points = [*{id(p.run): p for found in series.values() for p in found if p.run.ranks}.values()]
     parts = [mean_step(point.run) for point in points]
@@ -232,7 +236,7 @@ def _step(series: Mapping[str, Sequence[Point]]) -> Figure:
     )
 
 
-def mean_step(run: Run) -> dict[str, float]:
+def mean_step(run: RunView) -> dict[str, float]:
     """Return the seconds of each activity of `STEP` per step, the mean over all ranks."""
     ranks = [activities(rank) for rank in run.totals()]
     measured = zip(run.intervals, run.ranks, strict=True)
@@ -240,13 +244,13 @@ def mean_step(run: Run) -> dict[str, float]:
     return {name: mean_of(ranks, name) / steps for name in STEP}
 
 
-def _batch(point: Point) -> int | str:
+def _batch(point: RunPoint) -> int | str:
     """Return the samples of a rank in a step, "?" if they are unknown."""
     total = point.run.about.get("global_batch_size")
     return -(-total // point.ranks) if isinstance(total, int) else "?"
 
 
-def _table(series: Mapping[str, Sequence[Point]]) -> Table:
+def _table(series: Mapping[str, Sequence[RunPoint]]) -> Table:
     records = []
     for point in (point for points in series.values() for point in points):
         totals = point.run.totals()

@@ -157,7 +157,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Source:
+class SectionSource:
     """What sections show of a run.
 
     Attributes
@@ -174,7 +174,7 @@ class Source:
 
 
 def section(
-    name: str, title: str, source: Source, text: str = ""
+    name: str, title: str, source: SectionSource, text: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., Section]]:
     """Return a decorator of the function that fills a section.
 
@@ -295,10 +295,10 @@ def stacked_bars(
     return Figure(title, data, x, y, caption, height, layout=layout, **options)
 
 
-def some_of(values: Sequence[float], count: int) -> list[int]:
+def spread_places(values: Sequence[float], count: int) -> list[int]:
     """Return the places of at most `count` values: all, or some from the smallest to the largest.
 
-    >>> some_of([5.0, 1.0, 2.0, 4.0], 2), some_of([2.0, 1.0], 2)
+    >>> spread_places([5.0, 1.0, 2.0, 4.0], 2), spread_places([2.0, 1.0], 2)
     ([0, 1], [0, 1])
     """
     order = sorted(range(len(values)), key=values.__getitem__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydtnn.tools.report.runs import MEASUREMENTS, TRACE, Run, Traced
+from pydtnn.tools.report.runs import MEASUREMENTS, TRACE, RunTrace, RunView
 from pydtnn.tools.report.section import (
     COLOURS,
     Figure,
@@ -12,7 +12,7 @@ from pydtnn.tools.report.section import (
     Table,
     every,
     section,
-    some_of,
+    spread_places,
     stacked_bars,
 )
 from pydtnn.tools.report.timeline import group_of
@@ -62,7 +62,9 @@ MAX_PATHS = 50
     "while it computed. Data is the wait for a batch. The rest of the time is that of callbacks, "
     "such as writing checkpoints.",
 )
-def phases(result: Section, measured: Sequence[tuple[Run, list[list[dict[str, float]]]]]) -> None:
+def phases(
+    result: Section, measured: Sequence[tuple[RunView, list[list[dict[str, float]]]]]
+) -> None:
     """Fill the section with the seconds of each rank per activity."""
     longest = max(rank["total"] for run, _ in measured for rank in run.totals())
     slowest = max(mean_of(ranks, "total") for _, epochs in measured for ranks in epochs)
@@ -90,9 +92,9 @@ def mean_of(ranks: Sequence[Mapping[str, float]], part: str) -> float:
     return sum(rank[part] for rank in ranks) / len(ranks)
 
 
-def _per_rank(run: Run, longest: float) -> Figure:
+def _per_rank(run: RunView, longest: float) -> Figure:
     ranks = [activities(rank) for rank in run.totals()]
-    shown = some_of([rank["compute"] for rank in ranks], MAX_RANKS)
+    shown = spread_places([rank["compute"] for rank in ranks], MAX_RANKS)
     caption = f"{len(shown)} of {len(ranks)} ranks, among them the slowest and the fastest in "
     return stacked_bars(
         f"{run.label}: time of each rank",
@@ -104,7 +106,7 @@ def _per_rank(run: Run, longest: float) -> Figure:
     )
 
 
-def _per_epoch(run: Run, longest: float) -> Figure:
+def _per_epoch(run: RunView, longest: float) -> Figure:
     step = every(len(run.ranks), MAX_EPOCHS)
     epochs = [epoch.epoch for epoch in run.intervals[::step]]
     shown = [[activities(rank) for rank in ranks] for ranks in run.ranks[::step]]
@@ -130,12 +132,12 @@ def _per_epoch(run: Run, longest: float) -> Figure:
     "communication is the rest of the time in calls and waits. Parallel efficiency is useful time "
     "over total time: load balance x serialisation x transfer (POP).",
 )
-def steps(result: Section, traced: Sequence[tuple[Run, Traced]]) -> None:
+def steps(result: Section, traced: Sequence[tuple[RunView, RunTrace]]) -> None:
     """Fill the section with times per rank and activity, efficiencies and ranks that are late."""
     measured = [(run, milliseconds_of(trace)) for run, trace in traced]
     longest = max(sum(rank.values()) for _, ranks in measured for rank in ranks)
     for run, ranks in measured:
-        shown = some_of([rank["forward"] + rank["backward"] for rank in ranks], MAX_RANKS)
+        shown = spread_places([rank["forward"] + rank["backward"] for rank in ranks], MAX_RANKS)
         figure = stacked_bars(
             run.label,
             [f"rank {rank}" for rank in shown],
@@ -148,7 +150,7 @@ def steps(result: Section, traced: Sequence[tuple[Run, Traced]]) -> None:
     result.tables = [_efficiencies(traced), *_slow(traced), *_late(traced)]
 
 
-def milliseconds_of(trace: Traced) -> list[dict[str, float]]:
+def milliseconds_of(trace: RunTrace) -> list[dict[str, float]]:
     """Return for each rank the mean ms per step in each activity of `PARTS`."""
     seconds = trace.labels.seconds(trace.timeline).mean(axis=1)  # (labels, ranks)
     scale = 1e3 / len(trace.steps)
@@ -165,7 +167,7 @@ def milliseconds_of(trace: Traced) -> list[dict[str, float]]:
     return ranks
 
 
-def _efficiencies(traced: Sequence[tuple[Run, Traced]]) -> Table:
+def _efficiencies(traced: Sequence[tuple[RunView, RunTrace]]) -> Table:
     records = []
     for run, trace in traced:
         parts = efficiency(trace.timeline, trace.blocks)
@@ -185,7 +187,7 @@ def _efficiencies(traced: Sequence[tuple[Run, Traced]]) -> Table:
     return Table.of("", records, numbers=True)
 
 
-def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
+def _slow(traced: Sequence[tuple[RunView, RunTrace]]) -> list[Table]:
     """Return the table of what is slower on a rank than on the others, if there is such a rank."""
     records = [
         {
@@ -203,7 +205,7 @@ def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
     return [Table.of("Slower than the other ranks", records)] if records else []
 
 
-def _late(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
+def _late(traced: Sequence[tuple[RunView, RunTrace]]) -> list[Table]:
     """Return the table of what made steps late: the greatest excess on their critical paths."""
     records = []
     for run, trace in traced:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.tools.report.runs import TRACE, Run, Step, Traced
-from pydtnn.tools.report.section import COLOURS, Figure, Section, section, some_of
+from pydtnn.tools.report.runs import TRACE, RunTrace, RunView, StepNumber
+from pydtnn.tools.report.section import COLOURS, Figure, Section, section, spread_places
 from pydtnn.utils.observer import Kind
 
 GROUPS = (
@@ -70,7 +70,7 @@ class Bar(NamedTuple):
     "clock of rank 0.",
 )
 def timeline(
-    result: Section, traced: Sequence[tuple[Run, Traced]], given: Sequence[Step] = ()
+    result: Section, traced: Sequence[tuple[RunView, RunTrace]], given: Sequence[StepNumber] = ()
 ) -> None:
     """Fill the section with the bars of some steps.
 
@@ -100,7 +100,9 @@ def group_of(phase: str) -> str:
     return "callbacks" if phase.startswith("callback ") else PHASES.get(phase, "other")
 
 
-def _positions(run: Run, trace: Traced, given: Sequence[Step], slowest: bool) -> dict[int, str]:
+def _positions(
+    run: RunView, trace: RunTrace, given: Sequence[StepNumber], slowest: bool
+) -> dict[int, str]:
     """Return the positions of the steps to show, with their description."""
     for step in given:
         if step not in trace.steps:
@@ -122,9 +124,9 @@ def _positions(run: Run, trace: Traced, given: Sequence[Step], slowest: bool) ->
     }
 
 
-def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
+def _figure(title: str, trace: RunTrace, position: int, limit: int) -> Figure:
     steps = trace.timeline.steps
-    ranks = some_of((steps.stop[position] - steps.start[position]).tolist(), MAX_RANKS)
+    ranks = spread_places((steps.stop[position] - steps.start[position]).tolist(), MAX_RANKS)
     bars = [bar for bar in _bars(trace, position) if bar.row[0] in ranks]
     caption = ""
     if len(bars) > limit:
@@ -198,7 +200,7 @@ def _trace(group: str, bars: Sequence[Bar], rows: Sequence[tuple[int, str]]) -> 
     }
 
 
-def _bars(trace: Traced, position: int) -> Iterator[Bar]:
+def _bars(trace: RunTrace, position: int) -> Iterator[Bar]:
     """Return the bars of all ranks, cut at the ends of the step."""
     begin, end = trace.span(position)
     timeline = trace.timeline

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydtnn.tools.search.space import Space
 from pydtnn.tools.search.study import GROUP, REASON
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 from pydtnn.utils.units import duration
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
@@ -92,5 +92,5 @@ def describe_earlier(space: Space, trials: Sequence[Any]) -> str:
     epochs = [
         f"trial {t.number} after epoch {max(t.intermediate_values, default=0)}" for t in begun
     ]
-    going = f"; in progress: {some(epochs, 4)}" if begun else ""
+    going = f"; in progress: {shorten(epochs, 4)}" if begun else ""
     return f"continuing: {len(ended)}/{space.trials} trials have ended{going}" if trials else ""

@@ -32,7 +32,7 @@ FIXED = "fixed_params"
 CHOICE = "choice"
 """Locked while a trial is chosen."""
 
-MOST_STARTS = 5
+MAX_STARTS = 5
 """Starts of a trial without a further epoch, after which it is not started again."""
 
 SPACE, STARTS, REACHED, REASON = "space", "starts", "reached", "reason"
@@ -113,7 +113,7 @@ def lock_of(folder: Path, number: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenTrial:
     """A trial that a group of ranks trains.
 
     Attributes
@@ -222,7 +222,7 @@ class SharedStudy:
         if number in self._held:
             os.close(self._held.pop(number))
 
-    def take(self, group: Mapping[str, Any]) -> Taken | None:
+    def take(self, group: Mapping[str, Any]) -> TakenTrial | None:
         """Return a trial that was interrupted, or a new one; None if none is left.
 
         Parameters
@@ -310,7 +310,7 @@ class SharedStudy:
         seed = int(np.random.SeedSequence([self.space.seed, number]).generate_state(1)[0])
         self.study.sampler = _make("sampler", samplers(), self.space.sampler, seed=seed)
 
-    def _begin(self, trial: optuna.Trial, group: Mapping[str, Any]) -> Taken:
+    def _begin(self, trial: optuna.Trial, group: Mapping[str, Any]) -> TakenTrial:
         before = self._all()[trial.number]
         values, attributes = self.space.suggest(trial), before.user_attrs
         reached = len(before.intermediate_values)
@@ -320,14 +320,14 @@ class SharedStudy:
         spans = [*attributes.get(GROUP, []), {**group, "begin": time.time(), "end": None}]
         trial.set_user_attr(GROUP, spans)
         self._trials[trial.number] = trial
-        return Taken(trial.number, values, resumed=len(spans) > 1)
+        return TakenTrial(trial.number, values, resumed=len(spans) > 1)
 
     def _reason(self, trial: optuna.trial.FrozenTrial) -> str:
         """Return why a trial that was interrupted is not continued; empty if it is."""
         file = lock_of(self.folder, trial.number)
         reason = read_file(WHO, file, MAX_TEXT_B, folder=file.parent).decode(errors="replace")
-        if not reason and trial.user_attrs.get(STARTS, 0) >= MOST_STARTS:
-            reason = f"its job has ended {MOST_STARTS} times without a further epoch"
+        if not reason and trial.user_attrs.get(STARTS, 0) >= MAX_STARTS:
+            reason = f"its job has ended {MAX_STARTS} times without a further epoch"
         return reason
 
     def ended(self) -> bool:

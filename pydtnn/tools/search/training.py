@@ -34,7 +34,16 @@ from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import Lasting
 from pydtnn.utils.units import memory
 
-OWN = ("output_dir", "resume", "evaluate_only", "progress", "verbose", "quiet", "save", "trace")
+SET_BY_SEARCH = (
+    "output_dir",
+    "resume",
+    "evaluate_only",
+    "progress",
+    "verbose",
+    "quiet",
+    "save",
+    "trace",
+)
 """Options that a search sets itself, or that trials cannot have."""
 
 OF_DATA = (
@@ -172,7 +181,7 @@ class TrainingObjective:
         for config in configs:
             find(config, "dataset")
             find(config, "allreduce")
-        for name in OWN:
+        for name in SET_BY_SEARCH:
             if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
                 raise ValueError(f"{WHO}: trials cannot have the option {name}; remove it")
         return configs

@@ -14,7 +14,7 @@ from pydtnn.comm.failure import is_lost
 from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.space import Space
-from pydtnn.tools.search.study import SharedStudy, Taken, lock_of
+from pydtnn.tools.search.study import SharedStudy, TakenTrial, lock_of
 from pydtnn.utils.errors import AgreedError, Interrupted, RankFailure, describe
 from pydtnn.utils.launcher import survives
 from pydtnn.utils.observer import phase
@@ -50,7 +50,7 @@ class Trial:
     """
 
     def __init__(
-        self, taken: Taken, comm: Communicator, folder: Path, shared: SharedStudy | None
+        self, taken: TakenTrial, comm: Communicator, folder: Path, shared: SharedStudy | None
     ) -> None:
         self.number, self.values, self.comm = taken.number, taken.values, comm
         self.folder, self.resumed = folder_of(folder, taken.number), taken.resumed
@@ -130,7 +130,7 @@ class Worker:
         if self._shared is not None:
             self._shared.close()
 
-    def _take(self) -> Taken | None:
+    def _take(self) -> TakenTrial | None:
         assert self._shared is not None
         try:
             return self._shared.take(self._facts)

@@ -8,7 +8,7 @@ from functools import partial
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.tools.testing import case, values
-from pydtnn.tools.testing.case import Case
+from pydtnn.tools.testing.case import LayerCase
 from pydtnn.tools.testing.objective import check_loss, check_metric
 from pydtnn.tools.testing.plan import check_plan
 from pydtnn.tools.testing.scheme import check_scheme
@@ -82,7 +82,7 @@ def check_layer(
     >>> check_layer(Conv2d(4, 3, stride=2, padding="same"), (5, 6, 2))
     """
     backend = create_backend(backend) if isinstance(backend, str) else backend
-    make = partial(Case, layer, input_shapes, backend=backend, batch=batch, positive=positive)
+    make = partial(LayerCase, layer, input_shapes, backend=backend, batch=batch, positive=positive)
     for training in (True, False):
         dead: set[str] | None = None
         for number in range(SEEDS):

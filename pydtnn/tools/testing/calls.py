@@ -75,7 +75,7 @@ class CallLog(Observer):
         return result
 
 
-class Recording(Wrapper):
+class CallRecorder(Wrapper):
     """Record every call in a log, and detect incorrect use of arrays deterministically.
 
     While an operation that changes an array is pending, it uses a copy, and the user's array
@@ -93,7 +93,7 @@ class Recording(Wrapper):
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Wrap a group created by `split`; its calls are recorded in the same log."""
-        return Recording(group, self.log)
+        return CallRecorder(group, self.log)
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking call."""

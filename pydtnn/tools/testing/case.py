@@ -37,7 +37,7 @@ class Pass:
             yield f"the gradient of {name}", grad
 
 
-class Case:
+class LayerCase:
     """A float64 model with a single layer, random inputs, parameters and dy.
 
     Parameters
@@ -166,7 +166,7 @@ class Case:
                 )
 
 
-def check_saves(case: Case) -> None:
+def check_saves(case: LayerCase) -> None:
     """Check `saves` against the arrays that are referenced after forward."""
     xs = tuple(x.copy() for x in case.xs)
     y, residuals = case.forward(xs)
@@ -185,7 +185,7 @@ def check_saves(case: Case) -> None:
     del residuals
 
 
-def check_new_output(case: Case) -> None:
+def check_new_output(case: LayerCase) -> None:
     """Check `new_output`, and `views` of the output."""
     y, _ = case.forward(case.xs)
     if case.layer.new_output:
@@ -196,7 +196,7 @@ def check_new_output(case: Case) -> None:
         raise case.fail('the output is not a view of the input, despite "output" in `views`')
 
 
-def check_new_gradient(case: Case) -> None:
+def check_new_gradient(case: LayerCase) -> None:
     """Check `new_gradient`, and `views` of the gradient."""
     layer, dy = case.layer, case.dy.copy()
     y, saved = layer.forward(*case.xs, context=case.context(len(dy)))
@@ -215,7 +215,7 @@ def check_new_gradient(case: Case) -> None:
             raise case.fail('the gradient is not a view of dy, despite "gradient" in `views`')
 
 
-def check_overwriting(case: Case) -> None:
+def check_overwriting(case: LayerCase) -> None:
     """Check that in-place computation, if declared, is used and does not change results."""
     layer, want = case.layer, case.run(case.xs, case.dy)
     for over_input in {False, layer.may_overwrite_input}:
@@ -236,11 +236,11 @@ def check_overwriting(case: Case) -> None:
                 raise case.fail("backward must overwrite dy if `overwrites_dy` is set")
 
 
-def _is_view(case: Case, a: Array, b: Array) -> bool:
+def _is_view(case: LayerCase, a: Array, b: Array) -> bool:
     return a.size == b.size and _shares(case, a, b)
 
 
-def _shares(case: Case, a: Array, b: Array) -> bool:
+def _shares(case: LayerCase, a: Array, b: Array) -> bool:
     return type(a) is type(b) and bool(case.backend.xp.shares_memory(a, b))
 
 

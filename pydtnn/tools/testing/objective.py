@@ -63,7 +63,7 @@ def check_loss(
     >>> from pydtnn.losses import MeanSquaredError
     >>> check_loss(MeanSquaredError(), (4,))
     """
-    case = _Case("check_loss", loss, Loss, shape, target, backend, batch, seed)
+    case = _ObjectiveCase("check_loss", loss, Loss, shape, target, backend, batch, seed)
     y, target = case.y, case.target
 
     def compute(y: Array, target: Array, scale: float = 1.0) -> tuple[float, np.ndarray]:
@@ -126,7 +126,7 @@ def check_metric(
     >>> from pydtnn.metrics import Accuracy
     >>> check_metric(Accuracy(), (4,))
     """
-    case = _Case("check_metric", metric, Metric, shape, target, backend, batch, seed)
+    case = _ObjectiveCase("check_metric", metric, Metric, shape, target, backend, batch, seed)
     y, target, xp = case.y, case.target, case.backend.xp
     if not isinstance(getattr(metric, "name", None), str):
         raise case.fail("it must have a `name`, for the logs")
@@ -145,7 +145,7 @@ def check_metric(
     case.check_refusal(lambda target: metric(xp, y, target))
 
 
-class _Case:
+class _ObjectiveCase:
     """Random predictions and targets for a loss or metric."""
 
     def __init__(
@@ -249,7 +249,7 @@ class _Case:
         return AssertionError(f"{type(self.checked).__name__}: {sentence}")
 
 
-def _check_differences(case: _Case, value: Callable[[], float], dy: np.ndarray) -> None:
+def _check_differences(case: _ObjectiveCase, value: Callable[[], float], dy: np.ndarray) -> None:
     """Check the gradient against central differences."""
     tolerance = DIFFERENCES * max(abs(dy).max(), 1e-3)
     for flat in case.rng.permutation(prod(dy.shape))[:ENTRIES]:

@@ -24,20 +24,20 @@ from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
 from pydtnn.model.partition.plan import NAMES, find_plan
+from pydtnn.model.pipeline import Schedule, is_possible, placement
+from pydtnn.model.pipeline import check as check_schedule
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import Schedule, is_possible, placement
-from pydtnn.parallel.pipeline import check as check_schedule
 from pydtnn.tools.testing.trace import first_wrong
 from pydtnn.tools.testing.trajectory import (
     END,
     AnyPlan,
-    Case,
     Conditions,
-    Difference,
     Problem,
     Ranks,
     Trajectory,
+    TrajectoryCase,
+    TrajectoryDifference,
     changed_bytes,
     different_copies,
     largest_difference,
@@ -155,7 +155,7 @@ class LinearLoss(Loss):
         return (y * target).sum()
 
 
-class PlanCase(Case):
+class PlanCase(TrajectoryCase):
     """A plan on one mesh.
 
     Parameters
@@ -276,7 +276,7 @@ class PlanCase(Case):
         kinds: Sequence[str],
         way: str,
         factor: float = 1,
-    ) -> Difference | None:
+    ) -> TrajectoryDifference | None:
         """Return the first difference from serial training, if it is above the tolerance.
 
         Ranks with the same part of an array, of the same samples, must have the same bytes of it.
@@ -305,7 +305,7 @@ class PlanCase(Case):
         serial = replace(conditions, fuse=False, input_gradient=True, delays=None)
         return self.serial(self.problem.batch, serial)
 
-    def _explain(self, worst: Difference, conditions: Conditions) -> str:
+    def _explain(self, worst: TrajectoryDifference, conditions: Conditions) -> str:
         """Train again, and return the first layer whose output, or gradient, differs."""
         step, kind = worst.key
         what = f"{worst} (tolerance {self.tolerance:g})"
@@ -386,7 +386,7 @@ def check_plan(
     plan : Plan, mapping or str, optional
         See `Model`.
     pipeline_schedule : Schedule or str
-        See `Model`; checked first, see `pydtnn.parallel.pipeline.check`.
+        See `Model`; checked first, see `pydtnn.model.pipeline.check`.
     meshes : sequence of mappings of str to int, optional
         Axes of each mesh: ``[{"filter": 3}, {"data": 2, "filter": 2}]``. By default 2, 3 and 4
         ranks along an only axis of the plan, or 2 and 3 along each of several, and 2 ranks along

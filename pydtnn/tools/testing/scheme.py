@@ -21,13 +21,13 @@ from pydtnn.tools.testing.trajectory import (
     END,
     NAN_STEP,
     SAVED_STEP,
-    Case,
     Conditions,
     Problem,
-    Rank,
     Ranks,
     Scheme,
     Trajectory,
+    TrajectoryCase,
+    TrajectoryRank,
     changed_bytes,
     different_copies,
     largest_difference,
@@ -138,7 +138,7 @@ class SchemeReport:
         return "\n".join(lines)
 
 
-class SchemeCase(Case):
+class SchemeCase(TrajectoryCase):
     """A scheme on one number of ranks.
 
     Parameters
@@ -329,7 +329,7 @@ def check_gain(case: SchemeCase, trajectory: Trajectory, when: str, serial: Traj
 
 def check_reference(case: SchemeCase, reference: Reference) -> None:
     """Parameters of all ranks after each step are those of a method written in NumPy."""
-    serial = Rank(Serial(), replace(case.problem, exchange=AllReduce), PLAIN)
+    serial = TrajectoryRank(Serial(), replace(case.problem, exchange=AllReduce), PLAIN)
     serial._start()
     model = serial.model
     parameters = sorted(model.parameters.items())

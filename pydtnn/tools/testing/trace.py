@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels import Deferred
-from pydtnn.layers.exchange import SAMPLES, Exchange, Spread
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
-from pydtnn.layers.stripes import HaloExchange
 from pydtnn.model import Model
+from pydtnn.model.partition.exchange import SAMPLES, Exchange, Spread
+from pydtnn.model.partition.stripes import HaloExchange
 from pydtnn.model.passes import Hook, Pass, Run
 from pydtnn.utils.split import even_cut
 
@@ -29,7 +29,7 @@ MIN_SCALE = 1e-6
 
 
 @dataclass
-class Traced:
+class TracedArray:
     """A rank's array of a node.
 
     Attributes
@@ -74,11 +74,11 @@ class Traced:
 UNKNOWN = (Exchange, HaloExchange, NormAddReLU, FusedConv2d)
 """Layers for whose outputs the network has no gradients of the same meaning."""
 
-Records = dict[tuple[str, str], Traced]
+Records = dict[tuple[str, str], TracedArray]
 """By node and "output" or "gradient", in the order in which they were computed."""
 
 
-class Trace(Hook):
+class StepTrace(Hook):
     """Records of a model's nodes in one step.
 
     Parameters
@@ -124,7 +124,7 @@ class Trace(Hook):
         of, relu = _origin(node)
         record = self.records.setdefault(
             (node.name, what),
-            Traced(
+            TracedArray(
                 node=node.name,
                 of=of,
                 what=what,
@@ -196,7 +196,7 @@ class WrongNode(NamedTuple):
     Attributes
     ----------
     node, what : str
-        See `Traced`.
+        See `TracedArray`.
     readers : tuple of str
         The layers that read its output in the network, which may be in another stage.
     difference : float
@@ -242,8 +242,8 @@ def first_wrong(
 
 
 def _difference(
-    own: Traced,
-    others: Sequence[tuple[Mapping[str, int], Traced]],
+    own: TracedArray,
+    others: Sequence[tuple[Mapping[str, int], TracedArray]],
     full: np.ndarray,
     position: Mapping[str, int],
 ) -> float:

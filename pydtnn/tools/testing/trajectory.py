@@ -24,17 +24,17 @@ from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers.base import Shape
 from pydtnn.layers.blocks import Net
-from pydtnn.layers.parameters import Part
+from pydtnn.layers.parameters import ParameterPart
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.model.partition import Plan
+from pydtnn.model.pipeline import Schedule
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import Schedule
-from pydtnn.tools.testing.calls import CallLog, Injected, Recording
-from pydtnn.tools.testing.trace import Records, Trace, largest
+from pydtnn.tools.testing.calls import CallLog, CallRecorder, Injected
+from pydtnn.tools.testing.trace import Records, StepTrace, largest
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.preparation import start_equal
@@ -182,7 +182,7 @@ class Local:
     """
 
     array: np.ndarray
-    part: Part | None = None
+    part: ParameterPart | None = None
     rows: slice | None = None
 
     def of(self, full: np.ndarray, position: Mapping[str, int]) -> np.ndarray:
@@ -268,9 +268,9 @@ class RecordedModel(Model):
 
     outputs: list[tuple[np.ndarray, ...]]
     gradients: list[tuple[np.ndarray, ...]]
-    trace: Trace | None = None
+    trace: StepTrace | None = None
 
-    def begin(self, trace: Trace | None) -> None:
+    def begin(self, trace: StepTrace | None) -> None:
         """Forget what was recorded, and record a step."""
         hooks = self.graph.hooks
         if self.trace in hooks:
@@ -301,7 +301,7 @@ class RecordedModel(Model):
         return tuple(self.backend.to_numpy(a).copy() for a in arrays if a is not None)
 
 
-class Rank:
+class TrajectoryRank:
     """A rank's trainer.
 
     Parameters
@@ -328,7 +328,7 @@ class Rank:
         self.log = log if log is not None else CallLog()
         if conditions.delays is not None:
             comm, self.log.filler = Delayed(comm, conditions.delays, MAX_DELAY_S), SMALL_BYTES
-        recording = Recording(comm, self.log)
+        recording = CallRecorder(comm, self.log)
         self.mesh = Mesh(recording, **axes) if axes else None
         self.model = model = problem.model(self.mesh, conditions)
         self.exchange = problem.exchange(recording if self.mesh is None else self.mesh.data)
@@ -445,7 +445,7 @@ class Rank:
         rows = slice(*(even_cut(samples, data.size, rank) for rank in (data.rank, data.rank + 1)))
         trace = None
         if step == self.conditions.traced:
-            trace = Trace(self.model, rows, self.trajectory.position)
+            trace = StepTrace(self.model, rows, self.trajectory.position)
             self.trajectory.trace = trace.records
         self.model.begin(trace)
         return rows
@@ -512,7 +512,7 @@ def _fail(*args: Any) -> None:
 
 def train_serially(problem: Problem, conditions: Conditions) -> Trajectory:
     """Train on one rank."""
-    return Rank(Serial(), replace(problem, exchange=AllReduce), conditions).run()
+    return TrajectoryRank(Serial(), replace(problem, exchange=AllReduce), conditions).run()
 
 
 @dataclass
@@ -547,7 +547,7 @@ class Ranks:
 
         def rank(comm: Communicator) -> Trajectory:
             log = self.logs[0 if self.comm is not None else comm.rank]
-            return Rank(comm, problem, conditions, self.axes, log).run()
+            return TrajectoryRank(comm, problem, conditions, self.axes, log).run()
 
         return self.call(rank)
 
@@ -593,7 +593,7 @@ class Ranks:
 
 
 @dataclass
-class Difference:
+class TrajectoryDifference:
     """A difference of an array of a rank from another one.
 
     Attributes
@@ -628,11 +628,13 @@ class Difference:
         )
 
 
-def largest_difference(ranks: Sequence[Trajectory], serial: Trajectory, key: Key) -> Difference:
+def largest_difference(
+    ranks: Sequence[Trajectory], serial: Trajectory, key: Key
+) -> TrajectoryDifference:
     """Return the largest difference of ranks from serial training."""
     expected = serial.values[key]
     scale = max(largest(local.array) for local in expected.values()) or 1.0
-    worst = Difference(0.0, key, "", 0, "serial training")
+    worst = TrajectoryDifference(0.0, key, "", 0, "serial training")
     for rank, trajectory in enumerate(ranks):
         for name, local in trajectory.values[key].items():
             full, value = expected[name].array, np.inf
@@ -644,7 +646,9 @@ def largest_difference(ranks: Sequence[Trajectory], serial: Trajectory, key: Key
     return worst
 
 
-def different_copies(ranks: Sequence[Trajectory], keys: Iterable[Key]) -> Iterator[Difference]:
+def different_copies(
+    ranks: Sequence[Trajectory], keys: Iterable[Key]
+) -> Iterator[TrajectoryDifference]:
     """Yield the arrays of which two ranks have the same part, but not the same bytes.
 
     Arrays with a batch axis are compared if the ranks have the same samples.
@@ -655,18 +659,18 @@ def different_copies(ranks: Sequence[Trajectory], keys: Iterable[Key]) -> Iterat
             for name, local in trajectory.values[key].items():
                 first = seen.setdefault((name, *local.place(trajectory.position)), rank)
                 if value := _difference(local, ranks[first].values[key][name]):
-                    yield Difference(value, key, name, rank, f"rank {first}")
+                    yield TrajectoryDifference(value, key, name, rank, f"rank {first}")
 
 
 def changed_bytes(
     ranks: Sequence[Trajectory], plain: Sequence[Trajectory], kinds: Sequence[str]
-) -> Iterator[Difference]:
+) -> Iterator[TrajectoryDifference]:
     """Yield the arrays of these kinds that have other bytes than in an ordinary run."""
     for rank, (trajectory, usual) in enumerate(zip(ranks, plain, strict=True)):
         for key, arrays in trajectory.values.items():
             for name, local in arrays.items() if key[1] in kinds else ():
                 if value := _difference(local, usual.values[key][name]):
-                    yield Difference(value, key, name, rank, "an ordinary run")
+                    yield TrajectoryDifference(value, key, name, rank, "an ordinary run")
 
 
 def _difference(local: Local, other: Local) -> float:
@@ -676,7 +680,7 @@ def _difference(local: Local, other: Local) -> float:
     return max(largest(local.array - other.array) / (largest(other.array) or 1.0), MIN_DIFFERENCE)
 
 
-class Case:
+class TrajectoryCase:
     """A problem on ranks, whose results are compared with those of serial training.
 
     Parameters

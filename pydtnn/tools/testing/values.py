@@ -9,7 +9,7 @@ import numpy as np
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer
 from pydtnn.model import Model
-from pydtnn.tools.testing.case import REPEATED, Case, Pass
+from pydtnn.tools.testing.case import REPEATED, LayerCase, Pass
 
 STEP = 1e-5
 """Step of central differences: truncation and rounding errors are both near 1e-10."""
@@ -27,7 +27,7 @@ ENTRIES = 40
 """Entries of each array that are perturbed one by one; random directions perturb all of them."""
 
 
-def check_output(case: Case) -> None:
+def check_output(case: LayerCase) -> None:
     """Check that nothing is overwritten; the model checks the shapes."""
     xs, dy = tuple(x.copy() for x in case.xs), case.dy.copy()
     values = {name: p.master.copy() for name, p in case.model.parameters.items()}
@@ -43,7 +43,7 @@ def check_output(case: Case) -> None:
             raise case.fail(f"the value of {name} is changed")
 
 
-def check_repeatable(case: Case) -> None:
+def check_repeatable(case: LayerCase) -> None:
     """Check that a second pass over the same batch has the same results."""
     once, again = (case.run(case.xs, case.dy) for _ in range(2))
     for (what, first), (_, second) in zip(once.named(), again.named(), strict=True):
@@ -56,7 +56,7 @@ def check_repeatable(case: Case) -> None:
             )
 
 
-def check_gradients(case: Case) -> None:
+def check_gradients(case: LayerCase) -> None:
     """Check backward against central differences of ``sum(y dy)``."""
     got = case.run(case.xs, case.dy)
     arrays = [*case.xs, *(p.master for p in case.model.parameters.values())]
@@ -79,7 +79,12 @@ def check_gradients(case: Case) -> None:
 
 
 def _compare(
-    case: Case, what: str, slope: np.ndarray, array: Array, direction: np.ndarray, tolerance: float
+    case: LayerCase,
+    what: str,
+    slope: np.ndarray,
+    array: Array,
+    direction: np.ndarray,
+    tolerance: float,
 ) -> None:
     expected = float((slope * direction).sum())
     measured = _derivative(case, array, direction)
@@ -90,7 +95,7 @@ def _compare(
         )
 
 
-def _derivative(case: Case, array: Array, direction: np.ndarray) -> float:
+def _derivative(case: LayerCase, array: Array, direction: np.ndarray) -> float:
     before, step = array.copy(), case.backend.asarray(STEP * direction)
     losses = []
     for moved in (before + step, before - step):
@@ -101,7 +106,7 @@ def _derivative(case: Case, array: Array, direction: np.ndarray) -> float:
     return (losses[0] - losses[1]) / (2 * STEP)
 
 
-def check_in_flight(case: Case) -> None:
+def check_in_flight(case: LayerCase) -> None:
     """Check that forward a, forward b, backward a, backward b agrees with separate passes."""
     batches = [(case.xs, case.dy), case.draw(len(case.dy))]
     alone = [case.run(xs, dy) for xs, dy in batches]
@@ -111,7 +116,7 @@ def check_in_flight(case: Case) -> None:
         case.compare(got, want, "with two batches in flight; keep what backward needs in `saved`")
 
 
-def check_accumulation(case: Case) -> None:
+def check_accumulation(case: LayerCase) -> None:
     """Check that ``accumulate=True`` adds to the parameters' gradients."""
     once = case.run(case.xs, case.dy)
     y, residuals = case.forward(case.xs)
@@ -120,7 +125,7 @@ def check_accumulation(case: Case) -> None:
     case.compare(got, twice, "with accumulate=True; add to `grad` then, as `store_grad` does")
 
 
-def check_halves(case: Case) -> None:
+def check_halves(case: LayerCase) -> None:
     """Check the halves of backward, if a layer has them: added up, they are backward."""
     layer, model = case.layer, case.model
     if type(layer).backward_inputs is Layer.backward_inputs:
@@ -138,7 +143,7 @@ def check_halves(case: Case) -> None:
     case.compare(Pass(y, own, grads), twice, "in two halves; add it to `grad` in one of them")
 
 
-def check_unneeded_gradient(case: Case) -> None:
+def check_unneeded_gradient(case: LayerCase) -> None:
     """Check that gradients of parameters are the same if dx is not needed."""
     want = case.run(case.xs, case.dy)
     y, residuals = case.forward(case.xs)
@@ -152,7 +157,7 @@ def check_unneeded_gradient(case: Case) -> None:
     )
 
 
-def check_empty_batch(case: Case) -> None:
+def check_empty_batch(case: LayerCase) -> None:
     """Check that a batch of no samples gives empty arrays and gradients of zero."""
     got = case.run(*case.draw(0))
     zeros = {name: 0 * p.master for name, p in case.model.parameters.items()}
@@ -164,17 +169,17 @@ def check_empty_batch(case: Case) -> None:
     case.compare(got, want, "for a batch of no samples")
 
 
-def check_float32(case: Case) -> None:
+def check_float32(case: LayerCase) -> None:
     """Check that a float32 model computes in float32 and agrees within its precision."""
     _check_narrow(case, "float32", SINGLE)
 
 
-def check_16_bits(case: Case) -> None:
+def check_16_bits(case: LayerCase) -> None:
     """Check that a bfloat16 model agrees within its precision."""
     _check_narrow(case, "bfloat16", HALF)
 
 
-def _check_narrow(case: Case, dtype: str, tolerance: float) -> None:
+def _check_narrow(case: LayerCase, dtype: str, tolerance: float) -> None:
     model = _alike(case, dtype)
     xs, dy = tuple(x.astype(model.dtype) for x in case.xs), case.dy.astype(model.dtype)
     _check_types(case, model, xs, dy)
@@ -182,7 +187,7 @@ def _check_narrow(case: Case, dtype: str, tolerance: float) -> None:
     case.compare(case.run(xs, dy, model), want, f"in {dtype}", tolerance)
 
 
-def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> None:
+def _check_types(case: LayerCase, model: Model, xs: tuple[Array, ...], dy: Array) -> None:
     """Check the dtype of results: that of the arguments, float32 without `takes_16_bits`."""
     layer = model.layers[0]
     given = [layer.accept(x.copy()) for x in xs]
@@ -194,7 +199,7 @@ def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> 
                 raise case.fail(f"{what} returns {result.dtype} in a {model.dtype} model")
 
 
-def _alike(case: Case, dtype: str) -> Model:
+def _alike(case: LayerCase, dtype: str) -> Model:
     """Create a model of another dtype, and round the case's parameters in the same way."""
     model, parameters = case.build(dtype), case.model.parameters
     for name, p in model.parameters.items():

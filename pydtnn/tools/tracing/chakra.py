@@ -1,7 +1,7 @@
 """Execution traces of MLCommons Chakra: files of one rank each, with nodes and dependencies.
 
 A file is a sequence of messages of Protocol Buffers, each after its length: `GlobalMetadata`, then
-a `Node` for each computation, message or collective. Only the fields below are written.
+a `ChakraNode` for each computation, message or collective. Only the fields below are written.
 
 References
 ----------
@@ -34,7 +34,7 @@ class NodeType(IntEnum):
     COMM_COLL = 7
 
 
-class Collective(IntEnum):
+class CommType(IntEnum):
     """Attribute `comm_type` of a collective."""
 
     ALL_REDUCE = 0
@@ -50,7 +50,7 @@ class Collective(IntEnum):
 
 
 @dataclass
-class Node:
+class ChakraNode:
     """A node.
 
     Attributes
@@ -94,7 +94,7 @@ FIELDS = {
 """Attributes that are written, and the field of `AttributeProto` with their value."""
 
 
-def encode(nodes: Sequence[Node]) -> bytes:
+def encode(nodes: Sequence[ChakraNode]) -> bytes:
     """Return the content of a file."""
     metadata = _field(1, "0.0.4") + _field(2, _attribute("schema", SCHEMA))
     parts = []
@@ -103,7 +103,7 @@ def encode(nodes: Sequence[Node]) -> bytes:
     return b"".join(parts)
 
 
-def _node(node: Node) -> bytes:
+def _node(node: ChakraNode) -> bytes:
     control, data = (b"".join(map(_varint, ids)) for ids in (node.control, node.data))
     text, fields = b"", (node.id, node.name, node.type, control, data, node.start, node.duration)
     for number, value in enumerate(fields, 1):

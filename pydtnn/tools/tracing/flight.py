@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.comm.monitor.flight import FLIGHT
-from pydtnn.comm.monitor.table import Row, ranges, table
+from pydtnn.comm.monitor.table import RankRow, ranges, table
 from pydtnn.training.tracing.records import RankTrace, read_traces
 from pydtnn.utils.observer import Kind
 
@@ -23,7 +23,7 @@ EQUAL_BYTES = ("allreduce", "iallreduce", "broadcast", "reduce_scatter")
 
 
 @dataclass(frozen=True)
-class Call:
+class FlightCall:
     """A collective call of a rank.
 
     Attributes
@@ -71,8 +71,8 @@ class Flight:
     trace : RankTrace
     """
 
-    row: Row
-    calls: Mapping[str, Mapping[int, Call]]
+    row: RankRow
+    calls: Mapping[str, Mapping[int, FlightCall]]
     waiting: Mapping[str, Any] | None
     waits: str
     place: tuple[str, int]
@@ -128,7 +128,7 @@ def _read(trace: RankTrace) -> Flight:
         )
     try:
         texts = (str(about[name]) for name in ("problem", "doing"))
-        row = Row(trace.rank, str(trace.about["host"]), int(about["epoch"]), int(about["step"]))
+        row = RankRow(trace.rank, str(trace.about["host"]), int(about["epoch"]), int(about["step"]))
         row.problem, row.doing = texts
         row.seconds = float(about["seconds"])
         waiting = about["call"]
@@ -137,10 +137,10 @@ def _read(trace: RankTrace) -> Flight:
         count = int(about["in progress"])
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"trace: the flight record of rank {trace.rank} is damaged") from error
-    calls: defaultdict[str, dict[int, Call]] = defaultdict(dict)
+    calls: defaultdict[str, dict[int, FlightCall]] = defaultdict(dict)
     for one in trace.records[(trace.records["kind"] == Kind.CALL) & (trace.records["tag"] > 0)]:
         group, number = trace.names[one["group"]], int(one["tag"])
-        calls[group][number] = Call(
+        calls[group][number] = FlightCall(
             trace.names[one["name"]], group, number, int(one["nbytes"]), int(one["bucket"])
         )
     waits, group = _wait(trace, count, waiting)
@@ -236,7 +236,7 @@ def _unequal(flights: Sequence[Flight]) -> Parting | None:
     return None
 
 
-def _missed(flight: Flight, flights: Sequence[Flight], usual: str) -> Call | None:
+def _missed(flight: Flight, flights: Sequence[Flight], usual: str) -> FlightCall | None:
     """Return the first call that a rank has not made and others have; None if there is none.
 
     Parameters

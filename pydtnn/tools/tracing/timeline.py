@@ -40,7 +40,7 @@ MESSAGE = _dtype_of(Message)
 
 
 @dataclass
-class Messages:
+class MessageRecords:
     """The messages of all ranks that were recorded by both sides.
 
     Attributes
@@ -77,7 +77,7 @@ def message_rows(messages: np.ndarray) -> Iterator[Message]:
 
 def match_messages(
     ranks: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], origin: int
-) -> Messages:
+) -> MessageRecords:
     """Match the messages of all ranks.
 
     The n-th message from one rank to another in a group with a tag is the n-th received. If one
@@ -106,7 +106,7 @@ def match_messages(
     return _match(np.concatenate(sent), np.concatenate(received))
 
 
-def _match(sent: np.ndarray, received: np.ndarray) -> Messages:
+def _match(sent: np.ndarray, received: np.ndarray) -> MessageRecords:
     channel = ["group", "source", "target", "tag"]
     first, second = _pair(sent, received, channel)
     # Where the numbers differ, one side has recorded other steps.
@@ -115,7 +115,7 @@ def _match(sent: np.ndarray, received: np.ndarray) -> Messages:
     first, second = np.append(first, left[more]), np.append(second, right[also])
     order = np.argsort(sent["start"][first], kind="stable")
     lonely = sent[_without(len(sent), first)], received[_without(len(received), second)]
-    return Messages(sent[first[order]], received[second[order]], *lonely)
+    return MessageRecords(sent[first[order]], received[second[order]], *lonely)
 
 
 def _pair(
@@ -147,7 +147,7 @@ def _without(length: int, positions: np.ndarray) -> np.ndarray:
     return np.delete(np.arange(length), positions)
 
 
-class Activity(NamedTuple):
+class ActivityRecord(NamedTuple):
     """An element of an array of `ACTIVITY`, whose fields are faster to access one by one."""
 
     rank: Annotated[int, "i4"]
@@ -167,7 +167,7 @@ class Activity(NamedTuple):
     memory: Annotated[int, "i8"]  # B in use by the backend at the end; -1 if unknown
 
 
-ACTIVITY = _dtype_of(Activity)
+ACTIVITY = _dtype_of(ActivityRecord)
 """An activity. Times are those of rank 0's clock, counted from the first record."""
 
 
@@ -190,7 +190,7 @@ class Timeline:
 
     names: list[str]
     activities: np.ndarray
-    messages: Messages
+    messages: MessageRecords
     lanes: list[list[str]]
     about: list[dict[str, Any]]
 
@@ -228,10 +228,10 @@ class Timeline:
             chosen &= self.activities[field] == value
         return np.flatnonzero(chosen)
 
-    def rows(self, positions: np.ndarray | None = None) -> Iterator[Activity]:
+    def rows(self, positions: np.ndarray | None = None) -> Iterator[ActivityRecord]:
         """Yield activities, by default all."""
         chosen = self.activities if positions is None else self.activities[positions]
-        return (Activity(*values) for values in chosen.tolist())
+        return (ActivityRecord(*values) for values in chosen.tolist())
 
     def name_id(self, name: str) -> int:
         """Return the position of a name; -1 if no record has it."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.model.pieces import Piece, Region
-from pydtnn.training.checkpoint.layout import DataFile, Layout, Segment
+from pydtnn.training.checkpoint.layout import DataFile, FileSegment, Layout
 from pydtnn.utils.request import Request
 
 BLOCK_BYTES = 1 << 20
@@ -30,7 +30,7 @@ Holders = Mapping[Region, Sequence[int]]
 """The ranks that have the elements of each region."""
 
 
-class Block(NamedTuple):
+class FileBlock(NamedTuple):
     """Elements of one array that are assembled together.
 
     Attributes
@@ -44,14 +44,14 @@ class Block(NamedTuple):
     """
 
     file: DataFile
-    segment: Segment
+    segment: FileSegment
     start: int
     stop: int
     sources: tuple[tuple[Region, int], ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class FilePlan:
     """Which rank writes which file, and which elements it receives for it.
 
     Attributes
@@ -65,7 +65,7 @@ class Plan:
 
     layout: Layout
     writers: tuple[int, ...]
-    blocks: tuple[tuple[Block, ...], ...]
+    blocks: tuple[tuple[FileBlock, ...], ...]
 
     def files(self, rank: int) -> list[DataFile]:
         """Return the files that a rank writes."""
@@ -86,7 +86,7 @@ class Sink(Protocol):
         """Take these bytes: in the memory that `room` has returned, or those of training."""
 
 
-def cut(layout: Layout, file: DataFile) -> Iterator[tuple[Segment, int, int]]:
+def cut(layout: Layout, file: DataFile) -> Iterator[tuple[FileSegment, int, int]]:
     """Yield the blocks of a file: a segment, and the first and last element, exclusive."""
     for segment in file.segments:
         step = max(1, BLOCK_BYTES // layout.arrays[segment.array].itemsize)
@@ -94,7 +94,7 @@ def cut(layout: Layout, file: DataFile) -> Iterator[tuple[Segment, int, int]]:
             yield segment, start, min(start + step, segment.stop)
 
 
-def create_plan(layout: Layout, holders: Holders, writers: Collection[int], size: int) -> Plan:
+def create_plan(layout: Layout, holders: Holders, writers: Collection[int], size: int) -> FilePlan:
     """Choose the writers of files and the sources of their blocks, the same on all ranks.
 
     Parameters
@@ -112,7 +112,7 @@ def create_plan(layout: Layout, holders: Holders, writers: Collection[int], size
         regions.setdefault(region.name, []).append(region)
     loads = dict.fromkeys(sorted(writers), 0)
     chosen: list[int] = []
-    blocks: list[list[Block]] = [[] for _ in range(size)]
+    blocks: list[list[FileBlock]] = [[] for _ in range(size)]
     for file in layout.files:
         present = dict.fromkeys(loads, 0)
         for segment in file.segments:
@@ -128,8 +128,8 @@ def create_plan(layout: Layout, holders: Holders, writers: Collection[int], size
         chosen.append(writer)
         for segment, start, stop in cut(layout, file):
             sources = _sources(regions[segment.array], holders, writer, start, stop)
-            blocks[writer].append(Block(file, segment, start, stop, sources))
-    return Plan(layout, tuple(chosen), tuple(map(tuple, blocks)))
+            blocks[writer].append(FileBlock(file, segment, start, stop, sources))
+    return FilePlan(layout, tuple(chosen), tuple(map(tuple, blocks)))
 
 
 def _sources(
@@ -148,7 +148,9 @@ def _sources(
     return tuple(found)
 
 
-def assemble(comm: Communicator, plan: Plan, pieces: Mapping[Region, Piece], sink: Sink) -> None:
+def assemble(
+    comm: Communicator, plan: FilePlan, pieces: Mapping[Region, Piece], sink: Sink
+) -> None:
     """Copy the pieces of all ranks into the files. Collective: all ranks call it.
 
     Parameters
@@ -180,7 +182,7 @@ def assemble(comm: Communicator, plan: Plan, pieces: Mapping[Region, Piece], sin
 def _fill(
     comm: Communicator,
     layout: Layout,
-    block: Block,
+    block: FileBlock,
     pieces: Mapping[Region, Piece],
     sink: Sink,
 ) -> None:
@@ -207,7 +209,7 @@ def _fill(
     sink.put(block.file, data)
 
 
-def _pack(piece: Piece, block: Block) -> np.ndarray:
+def _pack(piece: Piece, block: FileBlock) -> np.ndarray:
     """Return the elements of a block that a piece has, one after the other, as bytes."""
     parts = [
         np.asarray(piece.host(here)).reshape(-1)
@@ -216,7 +218,7 @@ def _pack(piece: Piece, block: Block) -> np.ndarray:
     return np.concatenate(parts).view(np.uint8)
 
 
-def _unpack(region: Region, block: Block, elements: np.ndarray, out: np.ndarray) -> None:
+def _unpack(region: Region, block: FileBlock, elements: np.ndarray, out: np.ndarray) -> None:
     """Place the result of `_pack` in the elements of the block."""
     first = 0
     for run, shape, there, _ in region.overlaps(block.start, block.stop):

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 from pydtnn.utils.files import (
     SHA256,
+    Checksums,
     Digest,
-    Sums,
     add_files,
     flush_directory,
     read_sums,
@@ -47,7 +47,7 @@ def _xxh64() -> Digest:
     return digest
 
 
-XXH64 = Sums("XXH64SUMS", _xxh64)
+XXH64 = Checksums("XXH64SUMS", _xxh64)
 
 KINDS = (XXH64, SHA256)
 """Checksums that a checkpoint may have; new ones have the first kind."""
@@ -145,7 +145,7 @@ def complete_checkpoint(
         _remove(other)
 
 
-def sums_of(path: Path) -> tuple[Sums, dict[str, str]]:
+def sums_of(path: Path) -> tuple[Checksums, dict[str, str]]:
     """Return the kind of a checkpoint's checksums, and those of its files by name.
 
     Raises

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.comm import Serial
-from pydtnn.model.pieces import whole_piece
+from pydtnn.model.pieces import full_piece
 from pydtnn.training.checkpoint.folder import STATE, find_checkpoints, partial_path, sums_of, tidy
 from pydtnn.training.checkpoint.layout import Described
 from pydtnn.training.checkpoint.reading import (
@@ -22,10 +22,10 @@ from pydtnn.training.checkpoint.reading import (
     read_into,
     verify,
 )
-from pydtnn.utils.files import Sums, open_file, path_inside
+from pydtnn.utils.files import Checksums, open_file, path_inside
 
 
-class Difference(NamedTuple):
+class ArrayDifference(NamedTuple):
     """How an array differs between two checkpoints.
 
     Attributes
@@ -60,7 +60,7 @@ def examine(path: Path) -> tuple[Checkpoint | None, str]:
     return found, ""
 
 
-def differences(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
+def differences(first: Checkpoint, second: Checkpoint) -> Iterator[ArrayDifference]:
     """Yield the differences of the arrays of two checkpoints, in the order of their names.
 
     Raises
@@ -71,9 +71,11 @@ def differences(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
     for name in sorted({*first.layout.arrays, *second.layout.arrays}):
         own, other = (one.layout.arrays.get(name) for one in (first, second))
         if own is None or other is None:
-            yield Difference(name, reason=f"only in the {'second' if own is None else 'first'}")
+            yield ArrayDifference(
+                name, reason=f"only in the {'second' if own is None else 'first'}"
+            )
         elif own != other:
-            yield Difference(name, reason=f"{_describe(own)} and {_describe(other)}")
+            yield ArrayDifference(name, reason=f"{_describe(own)} and {_describe(other)}")
         else:
             found = _compare(name, *(_read(one, name, own) for one in (first, second)))
             if found.elements:
@@ -161,7 +163,7 @@ def _replace(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
-def _digest(path: Path, kind: Sums) -> str | None:
+def _digest(path: Path, kind: Checksums) -> str | None:
     """Return the checksum of a regular file; None if it cannot be read."""
     try:
         with open_file("it", path) as file:
@@ -172,22 +174,22 @@ def _digest(path: Path, kind: Sums) -> str | None:
 
 def _read(checkpoint: Checkpoint, name: str, array: Described) -> np.ndarray:
     values = np.empty(array.shape, np.dtype(array.dtype))
-    read_into(Serial(), checkpoint, [whole_piece(name, values)], [0])
+    read_into(Serial(), checkpoint, [full_piece(name, values)], [0])
     return values
 
 
 @np.errstate(all="ignore")
-def _compare(name: str, first: np.ndarray, second: np.ndarray) -> Difference:
+def _compare(name: str, first: np.ndarray, second: np.ndarray) -> ArrayDifference:
     raw = (array.reshape(-1).view(np.uint8).reshape(array.size, -1) for array in (first, second))
     differ = (next(raw) != next(raw)).any(axis=1)
     number = int(differ.sum())
     if not number:
-        return Difference(name)
+        return ArrayDifference(name)
     own, other = (array.reshape(-1)[differ].astype(np.float64) for array in (first, second))
     norm = float(np.linalg.norm(first.reshape(-1).astype(np.float64)))
     distance = float(np.linalg.norm(other - own))
     relative = distance / norm if norm else np.inf
-    return Difference(name, number, first.size, float(np.abs(other - own).max()), relative)
+    return ArrayDifference(name, number, first.size, float(np.abs(other - own).max()), relative)
 
 
 def _describe(array: Described) -> str:

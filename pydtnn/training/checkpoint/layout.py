@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.saving.weights import CODES, MAX_HEADER_B, encode_header, entry_of, read_entries
 from pydtnn.utils.files import open_file
+from pydtnn.utils.version import __version__
 
 ARRAYS = "arrays.safetensors"
 """Name of the file with all arrays, if they are in one."""
@@ -51,7 +51,7 @@ class Described(NamedTuple):
         return np.dtype(self.dtype).itemsize
 
 
-class Segment(NamedTuple):
+class FileSegment(NamedTuple):
     """Consecutive elements of an array that are in one file.
 
     Attributes
@@ -86,7 +86,7 @@ class DataFile:
 
     name: str
     header: bytes
-    segments: tuple[Segment, ...]
+    segments: tuple[FileSegment, ...]
     size: int
 
 
@@ -104,9 +104,9 @@ class Layout:
     files: tuple[DataFile, ...]
 
     @cached_property
-    def places(self) -> dict[str, list[tuple[DataFile, Segment]]]:
+    def places(self) -> dict[str, list[tuple[DataFile, FileSegment]]]:
         """The files and segments of each array, in the order of its elements."""
-        places: dict[str, list[tuple[DataFile, Segment]]] = {name: [] for name in self.arrays}
+        places: dict[str, list[tuple[DataFile, FileSegment]]] = {name: [] for name in self.arrays}
         for file in self.files:
             for segment in file.segments:
                 places[segment.array].append((file, segment))
@@ -179,7 +179,7 @@ def _file(
         end = offset + (stop - start) * described.itemsize
         shape = described.shape if is_whole else (stop - start,)
         entries[key] = entry_of(described.dtype, shape, offset, end)
-        segments.append(Segment(array, start, stop, offset))
+        segments.append(FileSegment(array, start, stop, offset))
         offset = end
     header = encode_header(entries)
     placed = tuple(s._replace(offset=s.offset + len(header)) for s in segments)
@@ -239,7 +239,7 @@ def read_layout(
                 described = Described(described.dtype, tuple(split[array]))
             if arrays.setdefault(array, described) != described:
                 raise ValueError(f"{name}: {array} has another type or shape than before")
-            segments.append(Segment(array, start, stop, offset))
+            segments.append(FileSegment(array, start, stop, offset))
         files.append(DataFile(name, header, tuple(segments), size))
     layout = Layout(arrays, tuple(files))
     for array, places in layout.places.items():

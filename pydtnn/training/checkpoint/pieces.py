@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from pydtnn.model import Model
-from pydtnn.model.pieces import Piece, Region, part_piece, range_pieces, whole_piece
+from pydtnn.model.pieces import Piece, Region, full_piece, part_piece, range_pieces
 from pydtnn.optimizers import Optimizer
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import State, Stateful, parts_of, split
 
 
 @dataclass(frozen=True)
-class OwnState:
+class LocalState:
     """The state of one object on this rank.
 
     Attributes
@@ -44,22 +44,22 @@ class OwnState:
         return [*zip(regions, self.shapes or [r.lengths for r in regions], strict=True)]
 
 
-def own_states(trainer: Training) -> dict[str, OwnState]:
+def local_states(trainer: Training) -> dict[str, LocalState]:
     """Return the state of each part that has one, by name.
 
     Collective: all ranks call it between two steps.
     """
-    own = {name: _own_state(part, trainer.model) for name, part in parts_of(trainer).items()}
+    own = {name: _local_state(part, trainer.model) for name, part in parts_of(trainer).items()}
     return {name: state for name, state in own.items() if state.pieces or state.values}
 
 
-def _own_state(part: Stateful, model: Model) -> OwnState:
+def _local_state(part: Stateful, model: Model) -> LocalState:
     pieces = pieces_in_place(part, model)
     if pieces is None:
         return _copied(part, model)
     if isinstance(part, Optimizer):
-        return OwnState(pieces, {"iterations": part.iterations, "lr_factor": part.lr_factor})
-    return OwnState(pieces, {})
+        return LocalState(pieces, {"iterations": part.iterations, "lr_factor": part.lr_factor})
+    return LocalState(pieces, {})
 
 
 def pieces_in_place(part: Stateful, model: Model) -> list[Piece] | None:
@@ -87,18 +87,18 @@ def optimizer_pieces(optimizer: Optimizer, model: Model) -> Iterator[Piece]:
             yield from range_pieces(place, start - first, stop - first, kept)
 
 
-def _copied(part: Stateful, model: Model) -> OwnState:
+def _copied(part: Stateful, model: Model) -> LocalState:
     """Return the state of a part that has no pieces in place."""
     arrays, values = split(part.state())
     whole = model.whole if arrays else None
     kept = {name for name, array in arrays.items() if whole and not whole.fits(name, array)}
     pieces = [
-        whole_piece(name, np.ascontiguousarray(array).reshape(array.shape))
+        full_piece(name, np.ascontiguousarray(array).reshape(array.shape))
         if whole is None or name in kept
         else whole.piece(name, array)
         for name, array in arrays.items()
     ]
-    return OwnState(pieces, values, [array.shape for array in arrays.values()], bool(kept))
+    return LocalState(pieces, values, [array.shape for array in arrays.values()], bool(kept))
 
 
 def _is_plain(optimizer: Optimizer) -> bool:

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.comm import Communicator
 from pydtnn.model.pieces import Piece, Region
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.assembly import Plan, create_plan
+from pydtnn.training.checkpoint.assembly import FilePlan, create_plan
 from pydtnn.training.checkpoint.content import FORMAT, prefix_of, to_json
 from pydtnn.training.checkpoint.layout import Described, arrange
-from pydtnn.training.checkpoint.pieces import OwnState
+from pydtnn.training.checkpoint.pieces import LocalState
 from pydtnn.training.equality.check import hash_all
+from pydtnn.utils.version import __version__
 
 Regions = Sequence[tuple[Region, tuple[int, ...]]]
-"""See `OwnState.regions`."""
+"""See `LocalState.regions`."""
 
 
 class About(NamedTuple):
@@ -38,7 +38,7 @@ class About(NamedTuple):
     arrays : bytes
         Checksum of its arrays; empty if all ranks have the same ones by construction.
     partial : bool
-        See `OwnState`.
+        See `LocalState`.
     """
 
     values: bytes
@@ -46,7 +46,7 @@ class About(NamedTuple):
     partial: bool
 
 
-class Storage(NamedTuple):
+class StateStorage(NamedTuple):
     """How the states of one object are stored.
 
     Attributes
@@ -69,11 +69,13 @@ class Planner:
 
     def __init__(self) -> None:
         self._known: tuple[Any, ...] = ()
-        self._plan: tuple[Plan, dict[str, Storage], dict[str, list[list[str]]]] | None = None
+        self._plan: tuple[FilePlan, dict[str, StateStorage], dict[str, list[list[str]]]] | None = (
+            None
+        )
 
     def plan(
-        self, trainer: Training, comm: Communicator, own: Mapping[str, OwnState], writes: bool
-    ) -> tuple[Plan, dict[str, Any], dict[Region, Piece]]:
+        self, trainer: Training, comm: Communicator, own: Mapping[str, LocalState], writes: bool
+    ) -> tuple[FilePlan, dict[str, Any], dict[Region, Piece]]:
         """Agree on a checkpoint. Collective: all ranks call it.
 
         Parameters
@@ -128,7 +130,7 @@ class Planner:
         return plan, about, pieces
 
     def several(
-        self, trainer: Training, comm: Communicator, own: Mapping[str, OwnState]
+        self, trainer: Training, comm: Communicator, own: Mapping[str, LocalState]
     ) -> list[str]:
         """Return the objects of which a group of ranks does not have one state, whole.
 
@@ -139,7 +141,7 @@ class Planner:
         return [name for name, storage in self._plan[1].items() if len(storage.ranks) > 1]
 
 
-def _describe(trainer: Training, name: str, state: OwnState) -> About:
+def _describe(trainer: Training, name: str, state: LocalState) -> About:
     values = hashlib.sha256(to_json(state.values)).digest()
     equal = name == "model" or (name == "optimizer" and trainer.exchange.equal)
     if equal and not state.partial:
@@ -152,18 +154,18 @@ def _describe(trainer: Training, name: str, state: OwnState) -> About:
     return About(values, arrays.digest(), state.partial)
 
 
-def _store(name: str, abouts: Sequence[Mapping[str, About]], places: Sequence[Any]) -> Storage:
+def _store(name: str, abouts: Sequence[Mapping[str, About]], places: Sequence[Any]) -> StateStorage:
     """Decide how the states of an object are stored, from what all ranks know."""
     everyone = tuple(range(len(abouts)))
     if any(about[name].partial for about in abouts if name in about):
-        return Storage(everyone, everyone, True)
+        return StateStorage(everyone, everyone, True)
     nothing = About(b"", b"", False)
     others = [
         {axis: number for axis, number in place.items() if axis != "data"} for place in places
     ]
     first = [rank for rank in everyone if not any(others[rank].values())]
     if not first:  # a group of ranks without the beginning of some axis
-        return Storage(everyone, everyone, True)
+        return StateStorage(everyone, everyone, True)
     first.sort(key=lambda rank: (places[rank].get("data", rank), rank))
     data = [places[rank].get("data", rank) for rank in everyone]
     values = {about.get(name, nothing).values for about in (abouts[rank] for rank in first)}
@@ -172,25 +174,25 @@ def _store(name: str, abouts: Sequence[Mapping[str, About]], places: Sequence[An
         key = repr(sorted(others[rank].items()))
         alike.setdefault(key, set()).add(about.get(name, nothing).arrays)
     if len(values) == 1 and all(len(found) == 1 for found in alike.values()):
-        return Storage((first[0],), (0,) * len(abouts), False)
+        return StateStorage((first[0],), (0,) * len(abouts), False)
     number = {data[rank]: i for i, rank in enumerate(first)}
-    return Storage(tuple(first), tuple(number[data[rank]] for rank in everyone), False)
+    return StateStorage(tuple(first), tuple(number[data[rank]] for rank in everyone), False)
 
 
 def _create(
-    storages: dict[str, Storage],
+    storages: dict[str, StateStorage],
     everywhere: Sequence[Mapping[str, Regions]],
     able: Sequence[bool],
-) -> tuple[Plan, dict[str, Storage], dict[str, list[list[str]]]]:
+) -> tuple[FilePlan, dict[str, StateStorage], dict[str, list[list[str]]]]:
     """Plan the files of a checkpoint from the regions of all ranks."""
     everyone = tuple(range(len(everywhere)))
-    chosen: dict[str, Storage] = {}
+    chosen: dict[str, StateStorage] = {}
     holders: dict[Region, list[int]] = {}
     arrays: dict[str, list[list[str]]] = {}
     for name, given in storages.items():
         own = _holders(name, given, everywhere)
         if not _is_complete(own):  # on some ranks only, such as a factor of some gradients
-            given = Storage(everyone, everyone, True)
+            given = StateStorage(everyone, everyone, True)
             own = _holders(name, given, everywhere)
         chosen[name] = given
         holders |= own
@@ -208,7 +210,7 @@ def _create(
 
 
 def _holders(
-    name: str, storage: Storage, everywhere: Sequence[Mapping[str, Regions]]
+    name: str, storage: StateStorage, everywhere: Sequence[Mapping[str, Regions]]
 ) -> dict[Region, list[int]]:
     """Return the ranks that have each region of an object, by its name in the checkpoint."""
     holders: dict[Region, list[int]] = {}
@@ -228,7 +230,7 @@ def _is_complete(regions: Iterable[Region]) -> bool:
 
 
 def _rename(
-    name: str, storage: Storage, rank: int, region: Region, shape: tuple[int, ...]
+    name: str, storage: StateStorage, rank: int, region: Region, shape: tuple[int, ...]
 ) -> Region:
     """Return a region with the name of its array in the checkpoint."""
     named = prefix_of(name, storage.of_rank[rank], len(storage.ranks)) + region.name
@@ -238,7 +240,9 @@ def _rename(
     return region._replace(name=named)
 
 
-def _rename_all(name: str, storage: Storage, rank: int, state: OwnState) -> dict[Region, Piece]:
+def _rename_all(
+    name: str, storage: StateStorage, rank: int, state: LocalState
+) -> dict[Region, Piece]:
     """Return the pieces of an object by their regions in the checkpoint."""
     pieces = {}
     for piece, (_, shape) in zip(state.pieces, state.regions, strict=True):
@@ -249,7 +253,7 @@ def _rename_all(name: str, storage: Storage, rank: int, state: OwnState) -> dict
 
 
 def _values(
-    comm: Communicator, own: Mapping[str, OwnState], storages: Mapping[str, Storage]
+    comm: Communicator, own: Mapping[str, LocalState], storages: Mapping[str, StateStorage]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the values of all states that are stored; on rank 0, those of other ranks too."""
     several = [name for name, storage in storages.items() if len(storage.ranks) > 1]

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.model.pieces import Piece, Region, whole_piece
+from pydtnn.model.pieces import Piece, Region, full_piece
 from pydtnn.training.checkpoint.assembly import cut
 from pydtnn.training.checkpoint.content import Parts, check_states, prefix_of, read_content
 from pydtnn.training.checkpoint.folder import STATE, sums_of
@@ -25,7 +25,7 @@ from pydtnn.training.checkpoint.layout import (
     data_files,
     read_layout,
 )
-from pydtnn.utils.files import Sums, check_digest, open_file, read_file
+from pydtnn.utils.files import Checksums, check_digest, open_file, read_file
 
 CACHED_BYTES = 1 << 18
 """Length of the pieces that are compared with checksums while they are in the cache, in B."""
@@ -56,7 +56,7 @@ class Checkpoint:
     path: Path
     content: dict[str, Any]
     layout: Layout
-    kind: Sums
+    kind: Checksums
     sums: dict[str, str]
 
     def parts(self) -> Parts:
@@ -84,7 +84,7 @@ def stub(array: Described) -> np.ndarray:
     return np.broadcast_to(np.zeros((), np.dtype(array.dtype)), array.shape)
 
 
-def read_state(path: Path) -> tuple[dict[str, Any], Sums, dict[str, str]]:
+def read_state(path: Path) -> tuple[dict[str, Any], Checksums, dict[str, str]]:
     """Return the content of `state.json` of a checkpoint, and `sums_of` it.
 
     Raises
@@ -275,7 +275,7 @@ def read_part(checkpoint: Checkpoint, name: str, number: int = 0) -> dict[str, n
     for key in states[number]["arrays"]:
         described = checkpoint.layout.arrays[prefix + key]
         result[key] = np.empty(described.shape, np.dtype(described.dtype))
-    pieces = [whole_piece(prefix + key, array) for key, array in result.items()]
+    pieces = [full_piece(prefix + key, array) for key, array in result.items()]
     read_into(Serial(), checkpoint, pieces, [0])
     return result
 

@@ -24,7 +24,7 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import agree, on_rank_0
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.assembly import TAG, Plan, assemble
+from pydtnn.training.checkpoint.assembly import TAG, FilePlan, assemble
 from pydtnn.training.checkpoint.content import to_json
 from pydtnn.training.checkpoint.folder import (
     STATE,
@@ -38,7 +38,7 @@ from pydtnn.training.checkpoint.folder import (
     tidy,
 )
 from pydtnn.training.checkpoint.layout import DataFile
-from pydtnn.training.checkpoint.pieces import own_states
+from pydtnn.training.checkpoint.pieces import local_states
 from pydtnn.training.checkpoint.planning import Planner
 from pydtnn.utils import clock
 from pydtnn.utils.collective import collective
@@ -107,7 +107,7 @@ def save_checkpoint(
 
 
 @dataclass
-class Pending:
+class PendingCheckpoint:
     """A checkpoint that is being written.
 
     Attributes
@@ -133,7 +133,7 @@ class Pending:
     """
 
     path: Path
-    plan: Plan
+    plan: FilePlan
     files: dict[str, bytes]
     writer: Writer
     thread: threading.Thread | None = None
@@ -188,7 +188,7 @@ class Saver:
         self.check = check
         self.on_error = on_error
         self.comm = comm
-        self.pending: Pending | None = None
+        self.pending: PendingCheckpoint | None = None
         self.blocked = self.written = 0.0
         self._planner = Planner()
         self._begin = 0.0
@@ -198,7 +198,7 @@ class Saver:
 
         Collective: all ranks call it.
         """
-        several = self._planner.several(trainer, self.comm or trainer.comm, own_states(trainer))
+        several = self._planner.several(trainer, self.comm or trainer.comm, local_states(trainer))
         error = ValueError(
             "--checkpoint-local: expected the whole state on each host, but ranks have different "
             f"parts or values of {', '.join(several)}; use --survive, which copies them to others"
@@ -244,7 +244,7 @@ class Saver:
         comm = self.comm or trainer.comm
         step = trainer.optimizer.iterations
         path = checkpoint_path(self.directory, step)
-        own = own_states(trainer)
+        own = local_states(trainer)
         try:
             on_rank_0(comm, self._begin_folder, path)
         except AgreedError as error:
@@ -255,7 +255,7 @@ class Saver:
         content = {"step": step, "seed": trainer.model.seed, "configuration": self.config} | about
         files = {STATE: to_json(content)} if comm.rank == 0 else {}
         writer = Writer(path, plan.files(comm.rank), later=background)
-        pending = self.pending = Pending(path, plan, files, writer)
+        pending = self.pending = PendingCheckpoint(path, plan, files, writer)
         if comm.rank == 0:
             for rank in {*plan.writers} - {0}:
                 report = np.zeros(_report_bytes(plan, rank), np.uint8)
@@ -297,7 +297,7 @@ class Saver:
         error: str | None = comm.gather_object(pending.error)[0]
         return error
 
-    def _finish(self, comm: Communicator, pending: Pending) -> None:
+    def _finish(self, comm: Communicator, pending: PendingCheckpoint) -> None:
         """Wait for all files that this rank or rank 0 writes."""
         if pending.thread is not None:
             pending.thread.join()
@@ -330,7 +330,7 @@ class Saver:
         elif pending.end is not None or not pending.reports:
             self._finish(comm, pending)
 
-    def _report(self, comm: Communicator, pending: Pending) -> None:
+    def _report(self, comm: Communicator, pending: PendingCheckpoint) -> None:
         """Send the checksums of this rank's files to rank 0, or why there are none."""
         if pending.sent is not None or comm.rank not in pending.plan.writers:
             return
@@ -347,7 +347,7 @@ class Saver:
         self.written = clock.now() - self._begin
         pending.message, pending.sent = message, comm.isend(message, 0, TAG + 1)
 
-    def _end(self, pending: Pending) -> None:
+    def _end(self, pending: PendingCheckpoint) -> None:
         """Complete the checkpoint, as all files with arrays are written: also in a thread."""
         sums, errors = dict(pending.writer.sums), []
         if pending.writer.error is not None:
@@ -378,7 +378,7 @@ class Saver:
         pending.end = threading.Thread(target=complete, name="checkpoint", daemon=True)
         pending.end.start()
 
-    def _close(self, pending: Pending) -> None:
+    def _close(self, pending: PendingCheckpoint) -> None:
         pending.complete = True
         self.written = clock.now() - self._begin
         if pending.error is None:
@@ -524,7 +524,7 @@ def _flush(stream: FileIO) -> None:
     os.fsync(stream.fileno())
 
 
-def _report_bytes(plan: Plan, rank: int) -> int:
+def _report_bytes(plan: FilePlan, rank: int) -> int:
     return MESSAGE_BYTES + SUM_BYTES * len(plan.files(rank))
 
 

@@ -12,7 +12,7 @@ from pydtnn.comm.checks import on_host, to_host
 from pydtnn.comm.communicator import Communicator
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.layers.parameters import Part
+from pydtnn.layers.parameters import ParameterPart
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.capabilities import why_not
@@ -68,7 +68,7 @@ def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[ComparedArray]:
     stages = () if setup.mesh is None or PIPELINE not in setup.mesh.shape else (PIPELINE,)
     parts = {name: p.part for name, p in setup.model.parameters.items()}
 
-    def cut(part: Part | None, *others: str) -> Axes:
+    def cut(part: ParameterPart | None, *others: str) -> Axes:
         return (*stages, *(() if part is None else part.axes), *others)
 
     result = [ComparedArray("number of updates or learning rate", numbers, ())]

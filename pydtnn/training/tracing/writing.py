@@ -52,7 +52,7 @@ CLOCK_PAUSE_S = 5e-4
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """A comparison of this rank's clock with that of rank 0.
 
     Attributes
@@ -70,20 +70,20 @@ class Reading:
     error: int
 
 
-def read_clock(comm: Communicator) -> Reading:
+def read_clock(comm: Communicator) -> ClockReading:
     """Compare the clocks of all ranks with that of rank 0. Collective: all ranks call it.
 
     Ranks wait without using a core, so that the round trips of others are short. Virtual ranks read
     one clock and send nothing.
     """
     if clock.current().common:
-        return Reading(clock.now_ns(), 0, 0)
+        return ClockReading(clock.now_ns(), 0, 0)
     if comm.rank > 0:
         own = _answer(comm)
     else:
         for rank in range(1, comm.size):
             comm.send(_measure(comm, rank), rank, CLOCK_TAG)
-        own = Reading(clock.now_ns(), 0, 0)
+        own = ClockReading(clock.now_ns(), 0, 0)
     first = comm.gather_object(own)[comm.hosts[comm.rank]]
     return first if abs(own.offset - first.offset) <= own.error + first.error else own
 
@@ -104,7 +104,7 @@ def _measure(comm: Communicator, rank: int) -> np.ndarray:
     return best
 
 
-def _answer(comm: Communicator) -> Reading:
+def _answer(comm: Communicator) -> ClockReading:
     ping, pong = np.zeros(1, "i8"), np.zeros(1, "i8")
     for number in range(CLOCK_ROUND_TRIPS):
         arrival = comm.irecv(ping, 0, CLOCK_TAG)
@@ -115,10 +115,10 @@ def _answer(comm: Communicator) -> Reading:
         comm.send(pong, 0, CLOCK_TAG)
     result = np.zeros(3, "i8")
     comm.recv(result, 0, CLOCK_TAG)
-    return Reading(*map(int, result))
+    return ClockReading(*map(int, result))
 
 
-def describe_clock(start: Reading, stop: Reading | None) -> dict[str, float]:
+def describe_clock(start: ClockReading, stop: ClockReading | None) -> dict[str, float]:
     """Return the entry "clock" of a trace: see `pydtnn.training.tracing.records.RankTrace`.
 
     Parameters
@@ -198,7 +198,7 @@ class Trace:
         self.failures, self._begun = failures, begun
         self.records = self.error = 0
         self._memory = memory
-        self._start = Reading(0, 0, 0)
+        self._start = ClockReading(0, 0, 0)
         self._writing = threading.Lock()
         self._context = contextlib.ExitStack()
 
@@ -252,7 +252,7 @@ class Trace:
             return f"rank {self.comm.rank}: {unwritable('trace', path, failed)}\n"
         return ""
 
-    def _write(self, stop: Reading | None) -> tuple[int, int]:
+    def _write(self, stop: ClockReading | None) -> tuple[int, int]:
         """Write this rank's file; return the number of records and the error of the clock."""
         recorder, comm = self.recorder, self.comm
         records, clock = recorder.records(), describe_clock(self._start, stop)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.comm.monitor.flight import FIELDS, FORMAT, KINDS, remove_others, write_flight
+from pydtnn.comm.monitor.flight import FIELDS, FORMAT, KINDS, remove_stale, write_flight
 from pydtnn.comm.monitor.slots import CAPACITY, RECORD, SLOT, Slot
-from pydtnn.comm.monitor.table import Row
+from pydtnn.comm.monitor.table import RankRow
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.tools.tracing import RankTrace, load_timeline, read_traces
 from pydtnn.tools.tracing.command import main
@@ -26,7 +26,7 @@ def slot(tmp_path: Path) -> Slot:
 
 
 def written(slot: Slot) -> RankTrace:
-    write_flight(slot, Row(0, "here", problem="stopped", seconds=2.5), 1, "a test")
+    write_flight(slot, RankRow(0, "here", problem="stopped", seconds=2.5), 1, "a test")
     (trace,) = read_traces(slot.folder)
     return trace
 
@@ -114,7 +114,7 @@ def test_a_test_that_finds_nothing_is_no_record(slot):
 def test_files_of_more_ranks_are_removed(tmp_path):
     for rank in range(4):
         (tmp_path / f"rank-{rank:04}.npz").touch()
-    remove_others(str(tmp_path), 2)
+    remove_stale(str(tmp_path), 2)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0000.npz", "rank-0001.npz"]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pydtnn.comm import supervision as of_rank
-from pydtnn.comm.monitor.monitor import LastStep
+from pydtnn.comm.monitor.monitor import LastStepVote
 from pydtnn.comm.supervision import Last
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun():
     told: list[str] = []
-    agreement = LastStep(3, told.append)
+    agreement = LastStepVote(3, told.append)
     agreement.request(15, 2)
     agreement.request(2, 0)  # part of the same request
     assert told == ["freeze"]
@@ -22,7 +22,7 @@ def test_the_last_step_is_the_furthest_that_a_rank_has_begun():
 
 def test_the_run_ends_at_once_if_a_rank_is_not_in_training():
     told: list[str] = []
-    agreement = LastStep(2, told.append)
+    agreement = LastStepVote(2, told.append)
     agreement.request(15, 1)
     agreement.answer(0, 4)
     agreement.answer(1, -1)

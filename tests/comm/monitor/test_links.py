@@ -11,7 +11,7 @@ import pytest
 from pydtnn.comm.monitor.links import (
     MAX_GREETING_BYTES,
     MAX_MESSAGE_BYTES,
-    Link,
+    HostLink,
     addresses,
     check_message,
     connect,
@@ -33,7 +33,7 @@ def listener() -> Iterator[socket.socket]:
 def test_messages_arrive_whole_and_in_order(listener):
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
-    second = Link(listener.accept()[0], TOKEN)
+    second = HostLink(listener.accept()[0], TOKEN)
     sent = [{"what": "tell", "line": "é" * 3000, "number": number} for number in range(3)]
     assert all(first.tell(message) for message in sent)
     heard: list[dict[str, object]] = []
@@ -67,7 +67,7 @@ def test_messages_arrive_whole_and_in_order(listener):
 )
 def test_a_connection_that_does_not_begin_with_the_token_is_closed(listener, message):
     with socket.create_connection(listener.getsockname()) as stranger:
-        link = Link(listener.accept()[0], TOKEN)
+        link = HostLink(listener.accept()[0], TOKEN)
         stranger.sendall(message)
         while not link.closed:
             assert link.heard() == []
@@ -88,7 +88,7 @@ def test_a_message_that_is_too_long_closes_the_connection(listener, monkeypatch)
     assert MAX_MESSAGE_BYTES > 1 << 18
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
-    second = Link(listener.accept()[0], TOKEN)
+    second = HostLink(listener.accept()[0], TOKEN)
     first._socket.setblocking(False)
     while not second.closed:
         first._socket.send(b"[" * 1000)

@@ -17,11 +17,11 @@ from unittest.mock import Mock
 import pytest
 
 from pydtnn.comm.monitor import monitor as module
-from pydtnn.comm.monitor.links import NUMBERS, Link, connect
-from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, Monitor
+from pydtnn.comm.monitor.links import NUMBERS, HostLink, connect
+from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, HostMonitor
 from pydtnn.comm.monitor.ranks import EndReport, Kills, Launcher, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
-from pydtnn.comm.monitor.table import Row
+from pydtnn.comm.monitor.table import RankRow
 
 TOKEN = "a" * 32 + "b" * 32
 HOSTS = [0, 0, 2, 3]
@@ -63,7 +63,9 @@ class Host:
         end_report = EndReport(-1, 0, Launcher(0), Kills(), all_here=False)
         patch.setattr(end_report, "claim", lambda: True)
         patch.setattr(EndReport, "claimed", False)
-        self.monitor = Monitor(facts, self.slots, end_report, self.poll, connections, self.listener)
+        self.monitor = HostMonitor(
+            facts, self.slots, end_report, self.poll, connections, self.listener
+        )
         patch.setattr(self.monitor, "_end_all", self.ended.append)
 
     @property
@@ -130,7 +132,7 @@ ODD: list[Any] = [
 def valid(random_: random.Random) -> dict[str, Any]:
     """Return a message of a host, with entries of the right types."""
     what = random_.choice([*(NUMBERS.keys() - {"failed"}), "expired", "rows", "tell", "rows?"])
-    rows = [Row(random_.randrange(4), "b", seconds=1e300).to_json() for _ in range(2)]
+    rows = [RankRow(random_.randrange(4), "b", seconds=1e300).to_json() for _ in range(2)]
     numbers = [random_.randrange(-1, 99) for _ in range(NUMBERS.get(what, 0))]
     return {
         **{"what": what, "rank": random_.randrange(-1, 5), "numbers": numbers, "rows": rows},
@@ -226,7 +228,7 @@ def test_the_stacks_of_ranks_on_other_hosts_are_in_the_table_on_request(host, mo
     host.slots[0].show(1, "  MainThread: here\n")
     others = {number: host.connect(number) for number in (2, 3)}
     for number, other in others.items():  # the answers to the first request
-        rows = {"rows": [Row(number, "b").to_json()], "stacks": f"stack of rank {number}:\n"}
+        rows = {"rows": [RankRow(number, "b").to_json()], "stacks": f"stack of rank {number}:\n"}
         other.sendall(json.dumps({"what": "rows", "request": 1, **rows}).encode() + b"\n")
     host.monitor.heard(0, "table")
     stacks = "stack of rank 0:\n  MainThread: here\nno stack of rank 1\n"
@@ -237,7 +239,7 @@ def test_the_stacks_of_ranks_on_other_hosts_are_in_the_table_on_request(host, mo
     # and what this host answers to the first one
     ours, first = socket.socketpair()
     host.slots[0].show(2, "  MainThread: here\n")
-    with contextlib.closing(Link(ours, TOKEN, 0)) as link, first:
+    with contextlib.closing(HostLink(ours, TOKEN, 0)) as link, first:
         host.monitor._first = link
         host.monitor._hear(link, {"what": "rows?", "line": "stacks", "request": 7})
         answer = json.loads(first.recv(1 << 16))

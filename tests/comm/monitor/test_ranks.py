@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pydtnn.comm.monitor.monitor import Facts, Monitor
+from pydtnn.comm.monitor.monitor import Facts, HostMonitor
 from pydtnn.comm.monitor.ranks import (
     READY,
     EndedEarlyError,
@@ -66,7 +66,7 @@ def first_to_end(listener: socket.socket, ranks: int) -> list[int]:
             stack.enter_context(one.socket)
         memory = memoryview(bytearray(ranks * SLOT))
         slots = [Slot(memory, place) for place in range(ranks)]
-        Monitor(Facts([0] * ranks, 0, {"0": "a"}), slots, ends, poll, connections).run()  # type: ignore[arg-type]
+        HostMonitor(Facts([0] * ranks, 0, {"0": "a"}), slots, ends, poll, connections).run()  # type: ignore[arg-type]
     return failed
 
 

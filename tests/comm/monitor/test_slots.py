@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pydtnn.comm.monitor.slots import DEEPEST, MOST_LANES, MOST_NAMES, SLOT, Call, Doing, Slot
+from pydtnn.comm.monitor.slots import DEEPEST, MAX_NAMES, MOST_LANES, SLOT, CurrentCall, Doing, Slot
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 
@@ -40,7 +40,7 @@ def test_another_process_reads_what_a_rank_is_doing(memory):
         Doing(Kind.BACKWARD, "stage1.conv0"),
         Doing(Kind.WAIT, "iallreduce", 5),
     ]
-    assert content.call == Call("iallreduce", "all/0.0", 12, -1)
+    assert content.call == CurrentCall("iallreduce", "all/0.0", 12, -1)
     assert content.lanes == {"loader 0": [Doing(Kind.LOAD, "batch")]}
     activity.called()
     activity.end()
@@ -67,7 +67,7 @@ def test_activities_that_are_nested_too_deeply_end_in_order(memory):
 def test_names_and_lanes_beyond_the_room_for_them_do_no_harm(memory):
     slot = written(memory)
     activity = CurrentActivity(slot)
-    for number in range(MOST_NAMES + 3):
+    for number in range(MAX_NAMES + 3):
         activity.begin(Kind.FORWARD, f"layer {number}, with a name that is é" + "long" * 20)
         activity.end()
     activity.begin(Kind.PHASE, "one more name")

@@ -15,7 +15,7 @@ from pydtnn.comm.schedules.steps import (
     part,
     send,
 )
-from pydtnn.comm.schedules.timeline import Timeline
+from pydtnn.comm.schedules.timeline import MatchedPlan
 from tests.each import each
 
 RANKS = range(1, 18)
@@ -31,7 +31,7 @@ LAYOUTS = {
 }
 
 
-def sent(done: Timeline, size: int) -> list[Fraction]:
+def sent(done: MatchedPlan, size: int) -> list[Fraction]:
     """What each rank sends, in arrays."""
     volume = [Fraction(0)] * size
     for message in done.messages:

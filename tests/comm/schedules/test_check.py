@@ -7,7 +7,7 @@ import pytest
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.algorithms import ring
 from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
-from pydtnn.comm.schedules.steps import ALL, Part, Step, add, part, receive, send
+from pydtnn.comm.schedules.steps import ALL, MessageStep, Part, add, part, receive, send
 from tests.each import each
 
 FIRST, SECOND = part(0, 2), part(1, 2)
@@ -71,9 +71,12 @@ BROKEN = [
         ([[(send(1, ALL), receive(1, ALL))], [(send(0, ALL), receive(0, ALL))]],),
         r"^round 0 of rank 0 copies \[0, 1\) from rank 1 over \[0, 1\), which it is sending",
     ),
-    (([[(Step(1, None, ALL, "max"),)], [(send(0, ALL),)]],), "op must be 'sum' or 'copy', got 'ma"),
     (
-        ([[], [(Step(0, None, None, "copy"),)]],),
+        ([[(MessageStep(1, None, ALL, "max"),)], [(send(0, ALL),)]],),
+        "op must be 'sum' or 'copy', got 'ma",
+    ),
+    (
+        ([[], [(MessageStep(0, None, None, "copy"),)]],),
         "^round 0 of rank 1 has a step with rank 0 that neither sends nor receives; remove it",
     ),
     ((sends(HALF, Fraction(3, 2)),), r"a part must be a non-empty interval .*, got \[1/2, 3/2\)"),

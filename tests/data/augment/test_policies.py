@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.data import AutoAugment, RandAugment
-from pydtnn.data.augment.operations import NOTHING, OPERATIONS, apply_chosen
+from pydtnn.data.augment.operations import NO_OPERATION, OPERATIONS, apply_chosen
 from pydtnn.data.augment.randaugment import CHOICES, CIFAR10
 from pydtnn.data.order import below
 from tests.each import each
@@ -36,11 +36,11 @@ def test_randaugment_applies_uniformly_chosen_operations_of_one_strength(rng):
         expected = x[i]
         for step in range(3):
             which = CHOICES[below(words[i, 2 * step], 14)]
-            if which != NOTHING:
+            if which != NO_OPERATION:
                 negative = bool(words[i, 2 * step + 1] >> 31)
                 expected = applied(expected, NAMES[which], 12 / 30, negative)
         np.testing.assert_array_equal(y[i], expected)
-    assert {NAMES[i] for i in CHOICES if i != NOTHING} == {*NAMES} - {"invert"}
+    assert {NAMES[i] for i in CHOICES if i != NO_OPERATION} == {*NAMES} - {"invert"}
     counts = np.bincount(below(rng.integers(0, 2**32, 14_000, dtype=np.uint32), 14))
     assert 850 < counts.min() <= counts.max() < 1150  # 1000, deviation 30
 

@@ -13,8 +13,7 @@ from pydtnn.kernels.autotuner import Autotuner, AutotunerFile
 from pydtnn.kernels.cuda import rows
 from pydtnn.kernels.cuda.engine import Refused
 from pydtnn.kernels.deferred import Deferred
-from pydtnn.kernels.reference import Conv as Reference
-from pydtnn.kernels.reference import Fused
+from pydtnn.kernels.reference import ConvKernels, FusedKernels
 from tests.each import each
 from tests.kernels.geometries import AWKWARD
 from tests.kernels.guarded import assert_close
@@ -23,7 +22,7 @@ from tests.kernels.test_conv_fused import drawn, in_passing
 from tests.kernels.test_fused import deferred
 from tests.simulated.host import conv
 
-REFERENCE = Reference(np)
+REFERENCE = ConvKernels(np)
 CONV = conv()
 ALGORITHMS = ("rows", "implicit gemm")
 TOLERANCE = 1e-12  # float64, in norm
@@ -80,7 +79,7 @@ def test_kept_values_are_taken_and_the_store_may_be_the_array_of_a_term(rng, pri
     for kept in (None, arrays["x"]):
         x = deferred(rng, arrays["x"].shape)
         x.array = kept
-        exact = Fused(np).values(x) if kept is None else kept
+        exact = FusedKernels(np).values(x) if kept is None else kept
         store = {"store": x.terms[0].x} if kept is None else {}
         CONV.forward(x, w, None, geometry, out=y, **store)
         REFERENCE.forward(exact, w, None, geometry, out=expected)

@@ -10,14 +10,14 @@ import pytest
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import Unavailable
 from pydtnn.kernels.cuda.engine import Passing
-from pydtnn.kernels.reference import Conv
+from pydtnn.kernels.reference import ConvKernels
 from tests.kernels.geometries import AWKWARD
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import operands
 from tests.simulated import simulated_backend
 from tests.simulated.backend import why_not
 
-REFERENCE = Conv(np)
+REFERENCE = ConvKernels(np)
 
 # In norm, beside float64 on the same rounded inputs. Results are rounded once; the gradient of the
 # filters is of 16 bits before it is converted; sums add up values that are rounded, or not yet.

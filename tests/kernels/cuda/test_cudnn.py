@@ -25,13 +25,13 @@ from pydtnn.kernels.cuda.cudnn import (
     CudnnError,
 )
 from pydtnn.kernels.cuda.cudnn_conv import even, inside, is_even, pad
-from pydtnn.kernels.reference import Conv as Reference
+from pydtnn.kernels.reference import ConvKernels
 from tests.kernels.cuda.headers import check_prototypes, header, installed, numbers
 from tests.kernels.geometries import AWKWARD
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import operands
 
-REFERENCE = Reference(np)
+REFERENCE = ConvKernels(np)
 TYPES = (
     *("HANDLE", "DATA_TYPE", "BOOLEAN", "INT64", "FLOAT", "VOID_PTR", "HEUR_MODE"),
     *("CONVOLUTION_MODE", "NUMERICAL_NOTE", "POINTWISE_MODE", "GENSTATS_MODE"),

@@ -17,7 +17,7 @@ from pydtnn.kernels.cuda.cudnn import (
     CudnnError,
     Performance,
 )
-from pydtnn.kernels.cuda.cudnn_conv import WORKSPACE_BYTES, Algorithm, Plan
+from pydtnn.kernels.cuda.cudnn_conv import WORKSPACE_BYTES, Algorithm, ConvPlan
 from tests.each import each
 
 GEOMETRY = ConvGeometry((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 16, 32)
@@ -75,7 +75,7 @@ def plan(
     cudnn: Scripted, direction: str = "forward", dtype: str = "float32", **options: Any
 ) -> Any:
     made: Any = cudnn
-    return Plan(made, made, direction, GEOMETRY, 4, dtype, **{"tf32": True, **options})
+    return ConvPlan(made, made, direction, GEOMETRY, 4, dtype, **{"tf32": True, **options})
 
 
 def test_algorithms_are_in_the_order_of_cudnn_and_each_is_there_once():

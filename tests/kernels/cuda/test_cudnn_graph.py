@@ -27,7 +27,7 @@ from pydtnn.kernels.cuda.cudnn_graph import (
 )
 from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
 from pydtnn.kernels.cuda.memory import Scratch
-from pydtnn.kernels.reference import Elementwise
+from pydtnn.kernels.reference import ElementwiseKernels
 from tests.each import each
 
 GEOMETRY = ConvGeometry((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 16, 32)
@@ -37,7 +37,7 @@ GEOMETRY = ConvGeometry((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 16, 32
 
 
 class Scripted:
-    """Stands for `Node`: a heuristics node proposes what is prepared.
+    """Stands for `CudnnNode`: a heuristics node proposes what is prepared.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Scripted:
 
 
 def workspaces(monkeypatch: pytest.MonkeyPatch, script: Scripted) -> list[int]:
-    monkeypatch.setattr("pydtnn.kernels.cuda.cudnn_graph.Node", script)
+    monkeypatch.setattr("pydtnn.kernels.cuda.cudnn_graph.CudnnNode", script)
     nothing: Any = SimpleNamespace(graph={}, heuristics={}, plan={})
     found = plans(nothing, nothing, nothing, 4)
     return [plan.workspace for plan in found]
@@ -110,7 +110,7 @@ class Recorded(GraphConvolutions):
         )
         nothing: Any = None
         handle: Any = SimpleNamespace(pointer=None, to_current_stream=lambda: None)
-        super().__init__(nothing, cupy, handle, Elementwise(np), Scratch(cupy), tf32=tf32)
+        super().__init__(nothing, cupy, handle, ElementwiseKernels(np), Scratch(cupy), tf32=tf32)
         self.executed: list[tuple[Any, dict[int, Any]]] = []
 
     def _execute(self, plan: GraphPlan, arrays: dict[int, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.dtypes import DTYPES
-from pydtnn.kernels.reference import Fused
+from pydtnn.kernels.reference import FusedKernels
 from pydtnn.kernels.reference.norm import NormGradient
 from tests.kernels.checks import REFERENCE
 from tests.kernels.guarded import assert_close
@@ -57,7 +57,7 @@ def test_the_kernel_that_gates_differentiates_norms_as_a_kernel_of_its_own(
     value, dy = Deferred(*terms, shift=draw(channels, kind), relu=True), draw(shape, dtype)
     moments, gamma, before = draw((2, channels)), draw(channels, kind), draw((5, channels), kind)
     both = []
-    for way in (Fused.gate_norms, type(cuda.fused).gate_norms):
+    for way in (FusedKernels.gate_norms, type(cuda.fused).gate_norms):
         results = [on_device(before.copy()) for _ in wanted]
         norms = [
             NormGradient(flag(7.0) if i else 7.0, moments, gamma, *made[:2], made[2:], i == 0)

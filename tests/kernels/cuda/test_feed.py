@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.cuda.feed import APART, SETS, Feed, Late
+from pydtnn.kernels.cuda.feed import APART, SETS, Feed, LateValues
 from pydtnn.utils.device import Device
 from tests import gpu
 from tests.each import each
@@ -118,7 +118,7 @@ def test_values_that_are_read_late_are_those_of_their_step(device):
     late = []
     for _ in range(5):
         x += 1
-        late.append(Late(device, x))
+        late.append(LateValues(device, x))
     for step, value in enumerate(late):
         np.testing.assert_array_equal(value.values(), [step + 1] * 2)
     assert late[-1].arrived

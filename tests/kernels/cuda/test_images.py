@@ -15,7 +15,7 @@ from pydtnn.data.statistics import Statistics
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda.feed import Feed
 from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
-from pydtnn.kernels.cuda.images import CHANGES, CHANNELS, Images
+from pydtnn.kernels.cuda.images import CHANGES, CHANNELS, PrepareKernel
 from pydtnn.utils.device import Device
 from tests import gpu
 from tests.each import each
@@ -50,7 +50,7 @@ def device(request: pytest.FixtureRequest) -> Any:
         return create_backend("cuda")
     xp = SimulatedCupy()
     device: Any = SimpleNamespace(module=lambda name: kernels.Module(name, xp.put))
-    return SimpleNamespace(images=Images(device), empty=xp.empty, xp=xp)
+    return SimpleNamespace(images=PrepareKernel(device), empty=xp.empty, xp=xp)
 
 
 def draw(rng: np.random.Generator, shape: Any, prepare: Prepare) -> tuple[Any, Any]:

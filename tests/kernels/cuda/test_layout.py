@@ -7,10 +7,10 @@ import pytest
 from pydtnn.kernels.cuda import elementwise, random, update
 from pydtnn.kernels.cuda.layout import (
     HELD,
-    MOST_BLOCKS,
-    MOST_PARTS,
-    MOST_ROWS,
-    MOST_VECTORS,
+    MAX_BLOCKS,
+    MAX_PARTS,
+    MAX_ROWS,
+    MAX_VECTORS,
     ROWS,
     THREADS,
     WARP,
@@ -50,8 +50,8 @@ def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows):
             parts, blocks = layout.grid
             groups = ceil(parts, group)
             counters = blocks * (groups + 1 if groups > 1 else 1)
-            assert parts == 1 or counters <= MOST_PARTS
-            assert parts == 1 or parts * blocks <= MOST_PARTS
+            assert parts == 1 or counters <= MAX_PARTS
+            assert parts == 1 or parts * blocks <= MAX_PARTS
             assert layout.partial(3) == 3 * layout.width * parts * blocks
 
 
@@ -74,18 +74,18 @@ def test_constants_are_those_of_the_sources():
 def test_small_maps_have_many_blocks_and_large_ones_many_rows_per_thread():
     small, large = (columns(rows, 64, 4, summed=False) for rows in (2**11, 2**20))
     assert small.part_rows == ROWS * small.block[1]
-    assert large.part_rows == MOST_ROWS * large.block[1]
+    assert large.part_rows == MAX_ROWS * large.block[1]
     assert team(WARP * HELD) == ("warp", THREADS // WARP)  # whose registers hold them
     assert team(WARP * HELD + 1) == ("block", 1)
     assert team(WARP * HELD // 2 + 1, 2) == ("block", 1)
 
 
 def test_sizes_that_kernels_cannot_count_are_refused():
-    channels = MOST_BLOCKS * WARP
+    channels = MAX_BLOCKS * WARP
     for lanes in (1, 4):
-        assert columns(3, channels, lanes, summed=True).grid[1] <= MOST_BLOCKS
+        assert columns(3, channels, lanes, summed=True).grid[1] <= MAX_BLOCKS
         with pytest.raises(ValueError, match=f"has {channels + 4} channels.* at most {channels}"):
             columns(3, channels + 4, lanes, summed=False)
-    assert team(MOST_VECTORS) == ("block", 1)
-    with pytest.raises(ValueError, match=f"a row has {MOST_VECTORS + 1} vectors"):
-        team(MOST_VECTORS + 1)
+    assert team(MAX_VECTORS) == ("block", 1)
+    with pytest.raises(ValueError, match=f"a row has {MAX_VECTORS + 1} vectors"):
+        team(MAX_VECTORS + 1)

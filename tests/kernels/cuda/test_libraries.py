@@ -16,7 +16,7 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import find, libraries
-from pydtnn.kernels.cuda.libraries import WANTED, Library, Unavailable
+from pydtnn.kernels.cuda.libraries import REQUIREMENTS, Library, Unavailable
 
 
 class CUDARuntimeError(RuntimeError):
@@ -66,19 +66,19 @@ def fake_cupy(
     return module
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", REQUIREMENTS)
 def test_libraries_that_are_installed_are_found_with_their_version(name):
     try:
         library = libraries.load(name)
     except Unavailable as error:
         pytest.skip(str(error))
-    assert library.version >= WANTED[name].oldest
+    assert library.version >= REQUIREMENTS[name].oldest
     assert library.title in str(library)
 
 
 def test_a_library_that_does_not_fit_is_named_with_what_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    wanted, install = WANTED["cudnn"], "install it with 'pip'"
+    wanted, install = REQUIREMENTS["cudnn"], "install it with 'pip'"
     old = Library("cuDNN", (8, 9, 7), "/opt/libcudnn.so.8", None)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match=r"cuDNN 8.9.7 in /opt/\S+ is too old: .* 9.0.0 or newer"):
         libraries.checked(wanted, old, 13, install)

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import CudaBackend, Unavailable
-from pydtnn.kernels.reference import Conv
+from pydtnn.kernels.reference import ConvKernels
 from tests.kernels.cuda.test_every_kernel import check
 from tests.kernels.every_kernel import MAKERS, cases
 from tests.kernels.geometries import AWKWARD, geometry
@@ -72,7 +72,7 @@ def check_convolutions(
     exact = rounded(arrays, dtype)
     given = {name: backend.asarray(array, dtype) for name, array in exact.items()}
     for direction in DIRECTIONS:
-        expected = convolve(Conv(np), direction, exact, shape, np.empty)
+        expected = convolve(ConvKernels(np), direction, exact, shape, np.empty)
         algorithms = [None, *backend.conv.algorithms(direction, shape, batch, given["x"].dtype)]
         for algorithm in algorithms if batch else [None]:
             results = [

@@ -10,8 +10,8 @@ import pytest
 
 from pydtnn.kernels import PoolGeometry
 from pydtnn.kernels.cuda import pool
-from pydtnn.kernels.cuda.pool import Pool
-from pydtnn.kernels.reference import Pool as Reference
+from pydtnn.kernels.cuda.pool import CudaPool
+from pydtnn.kernels.reference import PoolKernels
 from tests.each import each
 from tests.kernels.test_pool import GEOMETRIES
 from tests.simulated.host import emulated_cupy, families, on_device
@@ -19,7 +19,7 @@ from tests.simulated.kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
-REFERENCE = Reference(np)
+REFERENCE = PoolKernels(np)
 CASES = {
     **GEOMETRIES,
     "padding beyond the kernel": PoolGeometry((4, 4), (2, 2), (1, 1), ((3, 3), (2, 3)), 3),
@@ -35,10 +35,12 @@ def device() -> Any:
 
 
 @pytest.fixture(params=["wide", "single"])
-def family(request: pytest.FixtureRequest, device: Any, monkeypatch: pytest.MonkeyPatch) -> Pool:
+def family(
+    request: pytest.FixtureRequest, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> CudaPool:
     """The family with its kernels emulated, which take several channels or one."""
     monkeypatch.setattr(pool, "MIN_BUSY_THREADS", 0 if request.param == "wide" else 1 << 60)
-    return Pool(emulated_cupy(), device)
+    return CudaPool(emulated_cupy(), device)
 
 
 def blank(shape: tuple[int, ...], dtype: str) -> Any:
@@ -81,7 +83,7 @@ def test_maxima_their_taps_and_means_are_those_of_the_reference(
 
 
 def test_more_images_than_blocks_are_taken_in_turns(family, rng, monkeypatch):
-    monkeypatch.setattr(pool, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(pool, "MAX_BLOCKS", 2)
     g = CASES["3x3 stride 2, padded"]
     x = on_device(rng.standard_normal((7, *g.size, 3)))
     shape = (7, *g.output, 3)

@@ -28,8 +28,8 @@ from pydtnn.layers import (
 from pydtnn.layers.node import Node
 from pydtnn.model import Model, stage
 from pydtnn.model.partition.stages import message_bytes
+from pydtnn.model.pipeline import zb_v
 from pydtnn.parallel import Mesh, mesh
-from pydtnn.parallel.pipeline import zb_v
 from pydtnn.tools.testing import check_plan
 from tests.each import each
 

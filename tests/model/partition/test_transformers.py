@@ -19,9 +19,9 @@ from pydtnn.comm.serial import Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Flatten, Linear, MultiHeadAttention
 from pydtnn.layers.base import StepContext
-from pydtnn.layers.ring_attention import RingAttention
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
+from pydtnn.model.partition.ring_attention import RingAttention
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.tools.testing import check_plan
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint

@@ -13,7 +13,7 @@ from pydtnn.comm import Serial, run_threads
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.number_format import NumberFormat, Rounding
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
-from pydtnn.parallel.compression.floats import Format
+from pydtnn.parallel.compression.floats import CodedFormat
 from tests.each import each
 
 SIZES = [1, 2, 101, 512]
@@ -74,7 +74,7 @@ def test_short_floats_are_the_nearest(size, dtype, rng):
     for name, kind in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         if dtype == "float32":  # from float64, ml_dtypes rounds twice
             np.testing.assert_array_equal(sent(compressor(name), x), x.astype(kind).astype(dtype))
-    form = Format(6, 6)
+    form = CodedFormat(6, 6)
     plain = compressor("float", exponent=6, mantissa=6, scaled=False)
     np.testing.assert_array_equal(sent(plain, x), form.decode(form.encode(x), x.dtype))
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pydtnn.parallel.compression.floats import CHUNK_ELEMENTS, Format
+from pydtnn.parallel.compression.floats import CHUNK_ELEMENTS, CodedFormat
 from tests.each import each
 
 FORMATS = [(2, 1), (3, 2), (4, 3), (5, 2), (2, 9), (6, 5), (7, 3), (5, 10), (8, 7), (8, 1)]
 REALS = ["float32", "float64"]
 
 
-def value(form: Format, code: int) -> float:
+def value(form: CodedFormat, code: int) -> float:
     """What IEEE 754 (section 3.4) says that a code without sign means."""
     exponent, mantissa = divmod(code, 2**form.mantissa)
     if exponent == 0:
@@ -17,7 +17,7 @@ def value(form: Format, code: int) -> float:
     return (1 + mantissa * 2.0**-form.mantissa) * 2.0 ** (exponent - form.bias)
 
 
-def nearest(form: Format, x: np.ndarray) -> np.ndarray:
+def nearest(form: CodedFormat, x: np.ndarray) -> np.ndarray:
     """The codes of the nearest numbers, ties to even, found by looking at all."""
     numbers = np.array([value(form, code) for code in range(form.infinity)])
     size = np.minimum(np.abs(x.astype("float64")), numbers[-1])
@@ -29,7 +29,7 @@ def nearest(form: Format, x: np.ndarray) -> np.ndarray:
     return codes + np.signbit(x) * 2 ** (form.width - 1)
 
 
-def samples(form: Format, dtype: str, rng: np.random.Generator) -> np.ndarray:
+def samples(form: CodedFormat, dtype: str, rng: np.random.Generator) -> np.ndarray:
     """Numbers of all sizes, all numbers of a small format, and what lies half way between."""
     codes = np.unique(rng.integers(0, form.infinity, 2000))
     numbers = np.array([value(form, code) for code in [*codes, form.infinity - 1]])
@@ -49,7 +49,7 @@ def samples(form: Format, dtype: str, rng: np.random.Generator) -> np.ndarray:
 @each("dtype", REALS)
 @each("bits", FORMATS)
 def test_encode_finds_the_nearest_number_with_ties_to_even(bits, dtype, rng):
-    form = Format(*bits)
+    form = CodedFormat(*bits)
     x = samples(form, dtype, rng)
     np.testing.assert_array_equal(form.encode(x), nearest(form, x))
 
@@ -57,7 +57,7 @@ def test_encode_finds_the_nearest_number_with_ties_to_even(bits, dtype, rng):
 @each("dtype", REALS)
 @each("bits", [*FORMATS, (5, 17), (8, 22)])
 def test_decode_means_what_the_standard_says(bits, dtype, rng):
-    form = Format(*bits)
+    form = CodedFormat(*bits)
     codes = np.unique(np.append(rng.integers(0, form.infinity, 3000), [0, 1, form.infinity - 1]))
     with np.errstate(over="ignore"):
         expected = np.array([value(form, code) for code in codes.tolist()]).astype(dtype)
@@ -70,7 +70,7 @@ def test_decode_means_what_the_standard_says(bits, dtype, rng):
 @each("dtype", REALS)
 @each("bits", [*FORMATS, (8, 22)])
 def test_what_is_finite_stays_so_and_what_is_not_stays_that(bits, dtype):
-    form, kind = Format(*bits), np.dtype(dtype)
+    form, kind = CodedFormat(*bits), np.dtype(dtype)
     greatest = float(np.finfo(dtype).max)
     x = np.array([greatest, -greatest, np.inf, -np.inf, np.nan, -0.0, 1], dtype)
     y = form.decode(form.encode(x), kind)
@@ -86,13 +86,13 @@ def test_what_is_finite_stays_so_and_what_is_not_stays_that(bits, dtype):
 )
 def test_arrays_of_any_length_are_rounded_as_float16(size, rng):
     x = rng.normal(size=size).astype("float32")
-    np.testing.assert_array_equal(Format(5, 10).encode(x), x.astype("float16").view("uint16"))
+    np.testing.assert_array_equal(CodedFormat(5, 10).encode(x), x.astype("float16").view("uint16"))
 
 
 @each("dtype", REALS)
 @each("bits", [(5, 17), (8, 22), (3, 20)])
 def test_long_formats_are_within_half_a_unit(bits, dtype, rng):
-    form = Format(*bits)
+    form = CodedFormat(*bits)
     x = rng.uniform(-2, 2, 5000).astype(dtype)
     y = form.decode(form.encode(x), np.dtype(dtype))
     unit = 2.0 ** (np.maximum(np.frexp(x)[1] - 1, 1 - form.bias) - form.mantissa)

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 
 from pydtnn.comm.schedules.executor import add
-from pydtnn.parallel.compression.floats import Format, _limit
+from pydtnn.parallel.compression.floats import CodedFormat, _limit
 from tests.each import each
 
 FORMATS = {
-    "float16": (Format(5, 10), np.dtype("float16")),
-    "bfloat16": (Format(8, 7), np.dtype(ml_dtypes.bfloat16)),
+    "float16": (CodedFormat(5, 10), np.dtype("float16")),
+    "bfloat16": (CodedFormat(8, 7), np.dtype(ml_dtypes.bfloat16)),
 }
 
 

@@ -1,7 +1,7 @@
 """Costs of compute for the tests of the closed forms."""
 
 from pydtnn.layers.base import Layer
-from pydtnn.model.summary import own_samples
+from pydtnn.model.summary import local_samples
 from pydtnn.tools.perfmodel.compute import ComputeCosts, Label
 
 
@@ -14,6 +14,6 @@ class PerFlop(ComputeCosts):
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         if label.index or layer is None:
             return 0.0
-        cost = layer.cost(own_samples(layer, batch))
+        cost = layer.cost(local_samples(layer, batch))
         flops = cost.flops_forward if label.kind == "forward" else cost.flops_backward
         return self.call + flops / self.rate

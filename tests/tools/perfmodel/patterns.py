@@ -8,8 +8,8 @@ from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.steps import (
     ALL,
     Group,
+    MessageStep,
     Rounds,
-    Step,
     part,
     receive,
     send,
@@ -33,7 +33,7 @@ def halo(group: Group) -> Rounds:
         [row * columns + (column + by) % columns for by in (1, -1)],
         [(row + by) % rows * columns + column for by in (1, -1)],
     ):
-        yield tuple(Step(peer, ALL, ALL, "copy") for peer in near)
+        yield tuple(MessageStep(peer, ALL, ALL, "copy") for peer in near)
 
 
 def incast(group: Group) -> Rounds:

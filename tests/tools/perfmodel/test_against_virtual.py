@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.tools.perfmodel.compute import AnalyticCosts
-from pydtnn.tools.perfmodel.platform import Cluster, Compute, Link, Messages, Platform
+from pydtnn.tools.perfmodel.platform import Cluster, Compute, Link, MessageSpeed, Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
@@ -96,7 +96,7 @@ def random_platform(rng: np.random.Generator, ranks: int) -> Platform:
             call=some(power(-6, -4.5), 0.0),
             step=some(power(-5, -3), 0.0),
         ),
-        messages=Messages(
+        messages=MessageSpeed(
             inside=Link(power(-6.5, -5.5), power(9.5, 10.5), some(power(10, 11))),
             between=Link(power(-6, -4.3), bandwidth, some(bandwidth * rng.uniform(1, 4))),
             add=some(power(9.5, 10.5)),

@@ -8,7 +8,7 @@ from pydtnn import Model
 from pydtnn.kernels import create_backend
 from pydtnn.model.memory import DryMesh, forecast_memory
 from pydtnn.tools.perfmodel.dry_step import DryStep, inner_position
-from pydtnn.tools.perfmodel.outline import Compute, Outline, Ready, Start, Wait
+from pydtnn.tools.perfmodel.outline import BucketReady, Finish, NodeWork, Outline, Start
 from pydtnn.training.workload import Workload
 from tests.each import each
 
@@ -96,7 +96,7 @@ def test_buckets_are_shorter_between_hosts():
     assert inside.forward is between.forward  # costs of their segments are computed once
     above = []
     for own in (inside, between):
-        ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
+        ready = [event.bucket for event in own.backward if isinstance(event, BucketReady)]
         assert ready == [*range(len(own.buckets))]
         memory = own.memory
         assert memory.gradients == nbytes(own.buckets)
@@ -107,14 +107,14 @@ def test_buckets_are_shorter_between_hosts():
 def test_events_of_a_step_are_in_its_order():
     """Buckets become ready one after the other, and messages are awaited once."""
     own = outline()
-    ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
+    ready = [event.bucket for event in own.backward if isinstance(event, BucketReady)]
     assert ready == [*range(len(own.buckets))]
-    assert all(isinstance(event, Compute | Ready) for event in (*own.forward, *own.backward))
+    assert all(isinstance(event, NodeWork | BucketReady) for event in (*own.forward, *own.backward))
     own = outline({"spatial": 2})
     for events in (own.forward, own.backward):
         started = [event.number for event in events if isinstance(event, Start)]
-        assert started == [event.number for event in events if isinstance(event, Wait)] != []
-    striped = [e.label for e in own.forward if isinstance(e, Compute)]
+        assert started == [event.number for event in events if isinstance(event, Finish)] != []
+    striped = [e.label for e in own.forward if isinstance(e, NodeWork)]
     name = next(label.name for label in striped if label.index == 2)
     assert [label.index for label in striped if label.name == name] == [0, 1, 2]
     with pytest.raises(ValueError, match="spatial=64"):
@@ -123,7 +123,7 @@ def test_events_of_a_step_are_in_its_order():
 
 def test_recomputation_keeps_less_and_cut_layers_have_fewer_parameters():
     plain, again = outline(), outline(recompute=3)
-    names = [e.label.name for e in again.backward if isinstance(e, Compute)]
+    names = [e.label.name for e in again.backward if isinstance(e, NodeWork)]
     assert any(name.endswith(" (recomputed)") for name in names)
     assert again.memory.peak.at(64) < plain.memory.peak.at(64)
     assert nbytes(outline({"filter": 4}).buckets) < 0.3 * nbytes(plain.buckets)

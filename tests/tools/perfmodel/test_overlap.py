@@ -1,6 +1,6 @@
 import pytest
 
-from pydtnn.tools.perfmodel.overlap import MOST_ROUNDS, Channel, Round, merged
+from pydtnn.tools.perfmodel.overlap import MAX_ROUNDS, Channel, Round, merged
 
 ROUND = Round(latency=1.0, transfer=2.0, work=0.5)
 
@@ -41,5 +41,5 @@ def test_a_short_message_does_not_wait_for_a_long_one():
 
 def test_merged_rounds_take_as_long():
     rounds = merged([ROUND] * 1000)
-    assert len(rounds) <= MOST_ROUNDS
+    assert len(rounds) <= MAX_ROUNDS
     assert sum(map(sum, rounds)) == pytest.approx(3500)

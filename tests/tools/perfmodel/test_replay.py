@@ -21,7 +21,7 @@ from pydtnn.tools.tracing.timeline import Timeline, build_timeline
 from pydtnn.training.tracing.recorder import Recorder
 from pydtnn.training.tracing.records import RankTrace
 from pydtnn.training.tracing.writing import allreduce_of
-from pydtnn.training.workload import Rank, Workload
+from pydtnn.training.workload import Workload, WorkloadRank
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind
 from tests.tools.perfmodel.costs import PerFlop
@@ -54,7 +54,7 @@ def record(work: Workload, rate: str, disturbances: Disturbances = NONE) -> Time
     def program(comm: Communicator) -> RankTrace:
         recorder = Recorder(clock=clock.current())
         backend = dry_backend(work.create_backend(), threshold=1)
-        rank = Rank(work, comm, backend=backend, observers=[recorder])
+        rank = WorkloadRank(work, comm, backend=backend, observers=[recorder])
         rank.trainer.optimizer.iterations = 1
         for step in range(WARM_UP + STEPS):
             recorder.step(0, step)

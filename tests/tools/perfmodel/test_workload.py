@@ -2,14 +2,14 @@ import pytest
 
 from pydtnn.comm import Serial, run_threads
 from pydtnn.tools.perfmodel.virtual.steps import predict
-from pydtnn.training.workload import Rank, Workload, period
+from pydtnn.training.workload import Workload, WorkloadRank, period
 from tests.each import each
 from tests.tools.perfmodel.small import small_work
 
 
 def test_a_rank_trains_on_its_part_of_the_batch():
     def rank(comm):
-        own = Rank(small_work(7, axes={"data": 2}), comm)
+        own = WorkloadRank(small_work(7, axes={"data": 2}), comm)
         before = own.trainer.optimizer.iterations
         own.step()
         return len(own.batch), own.trainer.optimizer.iterations - before
@@ -24,7 +24,7 @@ def test_a_workload_needs_a_sample_for_each_rank():
 
 def test_a_workload_is_for_a_number_of_ranks():
     with pytest.raises(ValueError, match="expected 2 ranks for small_net, data 2, got 1"):
-        Rank(small_work(axes={"data": 2}), Serial())
+        WorkloadRank(small_work(axes={"data": 2}), Serial())
 
 
 def test_the_name_lists_what_differs_from_the_default():
@@ -41,5 +41,5 @@ def test_the_period_is_that_of_the_scheme():
 @each(("options", "in_flight"), [({}, 1), ({"axes": {"pipeline": 2}}, 2)])
 def test_stages_keep_several_micro_batches(options, in_flight):
     work = small_work(8, **options)
-    first, *_ = run_threads(work.ranks, lambda comm: Rank(work, comm).in_flight)
+    first, *_ = run_threads(work.ranks, lambda comm: WorkloadRank(work, comm).in_flight)
     assert first == in_flight

@@ -11,15 +11,15 @@ import pytest
 from pydtnn.tools.report.curves import throughput, training
 from pydtnn.tools.report.overview import configuration, environment, overview
 from pydtnn.tools.report.predicted import predicted
-from pydtnn.tools.report.runs import Run, read_runs
+from pydtnn.tools.report.runs import RunView, read_runs
 from pydtnn.tools.report.scaling import scaling
-from pydtnn.tools.report.section import Figure, Section, some_of
+from pydtnn.tools.report.section import Figure, Section, spread_places
 from pydtnn.tools.report.steps import MAX_RANKS, phases
 from tests.each import each
 from tests.tools.report.folders import EPOCHS, write_run
 
 
-def runs(tmp_path: Path, *ranks: int, **entries: Any) -> list[Run]:
+def runs(tmp_path: Path, *ranks: int, **entries: Any) -> list[RunView]:
     return read_runs([write_run(tmp_path / f"run-{n}", ranks=n, **entries) for n in ranks])
 
 
@@ -53,10 +53,10 @@ def test_parts_of_a_rank_add_up_to_its_time(tmp_path):
 
 def test_of_many_values_the_smallest_and_the_largest_are_shown():
     seconds = [float((7 * rank) % 101) for rank in range(101)]
-    shown = some_of(seconds, MAX_RANKS)
+    shown = spread_places(seconds, MAX_RANKS)
     assert len({*shown}) == MAX_RANKS
     assert {seconds.index(0.0), seconds.index(100.0)} < {*shown}
-    assert some_of([2.0, 1.0], MAX_RANKS) == [0, 1]
+    assert spread_places([2.0, 1.0], MAX_RANKS) == [0, 1]
 
 
 def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path):

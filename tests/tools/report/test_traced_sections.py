@@ -11,7 +11,7 @@ from pydtnn.tools.report.layers import layers
 from pydtnn.tools.report.memory import memory, peaks_of
 from pydtnn.tools.report.messages import blocks, messages
 from pydtnn.tools.report.page import sections_of
-from pydtnn.tools.report.runs import Run, Step, read_runs
+from pydtnn.tools.report.runs import RunView, StepNumber, read_runs
 from pydtnn.tools.report.section import COLOURS, RUN_COLOURS, Figure, Section, colour
 from pydtnn.tools.report.steps import PARTS, steps
 from pydtnn.tools.report.timeline import timeline
@@ -23,7 +23,7 @@ SCALED = {"phases": "xy", "layers": "xy", "steps": "x", "memory": "y"}
 """Axes with equal scales for all runs, by section."""
 
 
-def traced(tmp_path: Path, *, ranks: int = 4, messages: bool = True) -> Run:
+def traced(tmp_path: Path, *, ranks: int = 4, messages: bool = True) -> RunView:
     """A run whose rank 1 needs 3 ms more in backward of conv2."""
     folder = write_folder(tmp_path / "run", ranks=ranks)
 
@@ -75,12 +75,12 @@ def test_the_timeline_has_the_steps_that_were_asked_for_without_short_activities
 ):
     run = traced(tmp_path, ranks=2)
     monkeypatch.setattr("pydtnn.tools.report.timeline.MAX_BARS", 20)
-    [figure] = timeline([run], [Step(1, 3)]).figures
+    [figure] = timeline([run], [StepNumber(1, 3)]).figures
     assert figure.title.startswith("run: step 3 of epoch 1, ")
     assert sum(len(bar["x"]) for bar in figure.data) == 20
     assert figure.caption.startswith("Activities below ")
     with pytest.raises(ValueError, match="does not contain step 9 of epoch 1; .* 1:0 to 1:4"):
-        timeline([run], [Step(1, 9)])
+        timeline([run], [StepNumber(1, 9)])
 
 
 def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path):

@@ -15,9 +15,9 @@ from pydtnn.tools.search.study import (
     CHOICE,
     JOURNAL,
     LOCKS,
-    MOST_STARTS,
+    MAX_STARTS,
     SharedStudy,
-    Taken,
+    TakenTrial,
     lock_of,
 )
 from tests.each import each
@@ -33,7 +33,7 @@ def shared(folder: Path, **options: Any) -> SharedStudy:
     return SharedStudy(folder, make_space(RANGE, **({"objective": GOAL, "trials": 6} | options)))
 
 
-def begun(own: SharedStudy, group: dict[str, Any] = GROUP) -> Taken:
+def begun(own: SharedStudy, group: dict[str, Any] = GROUP) -> TakenTrial:
     """The next trial of a group."""
     taken = own.take(group)
     assert taken is not None
@@ -84,7 +84,7 @@ def test_workers_never_have_the_same_trial(tmp_path):
 
 
 def test_a_trial_that_ends_its_job_is_given_up(tmp_path):
-    for _ in range(MOST_STARTS):
+    for _ in range(MAX_STARTS):
         own = shared(tmp_path)
         assert begun(own).number == 0
         own.close()
@@ -92,8 +92,8 @@ def test_a_trial_that_ends_its_job_is_given_up(tmp_path):
     assert begun(own).number == 1
     failed = own.study.trials[0]
     assert failed.state.name == "FAIL"
-    assert failed.user_attrs["reason"].startswith(f"its job has ended {MOST_STARTS} times")
-    for epoch in range(2 * MOST_STARTS):  # one that goes on is not
+    assert failed.user_attrs["reason"].startswith(f"its job has ended {MAX_STARTS} times")
+    for epoch in range(2 * MAX_STARTS):  # one that goes on is not
         own.report(1, 1.0, epoch + 1)
         own.close()
         own = shared(tmp_path)

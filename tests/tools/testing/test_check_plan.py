@@ -11,10 +11,10 @@ import pytest
 from pydtnn.comm.thread import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, Steps
-from pydtnn.layers.parameters import Part
+from pydtnn.layers.parameters import ParameterPart
 from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.layers.striped_conv import StripedConv2d
 from pydtnn.model.partition import rules
+from pydtnn.model.partition.striped_conv import StripedConv2d
 from pydtnn.parallel import exchange
 from pydtnn.tools.testing import check_plan, trajectory
 from pydtnn.tools.testing.__main__ import main
@@ -120,12 +120,12 @@ def statistics_of_other_channels(patch: Patch) -> None:
 
 @breaks("filter", FILTER, r"first: the initial value first\.w of rank \d differs")
 def initial_values_of_other_filters(patch: Patch) -> None:
-    right = Part.take
+    right = ParameterPart.take
 
     def wrong(self: Any, whole: Any, position: Any) -> Any:
         return right(self, whole[::-1] if whole.ndim == 4 else whole, position)
 
-    patch.setattr(Part, "take", wrong)
+    patch.setattr(ParameterPart, "take", wrong)
 
 
 @breaks("filter", FILTER, r"wait for each other: .*rank 1 at pool/channels-partial")

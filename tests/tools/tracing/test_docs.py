@@ -64,7 +64,7 @@ def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(tmp_path
     parallel, slow, late = capsys.readouterr().out.splitlines()
     assert 0.5 < float(parallel) < 1
     assert slow.split()[:2] == ["1", "data"]
-    assert late.startswith("Part(rank=1")
+    assert late.startswith("PathPart(rank=1")
 
 
 def test_formats_options_and_kinds_of_activities_are_described():

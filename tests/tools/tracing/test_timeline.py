@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pydtnn.tools.tracing import RECORD, load_timeline, write_trace
-from pydtnn.tools.tracing.timeline import ACTIVITY, MESSAGE, Activity, Message
+from pydtnn.tools.tracing.timeline import ACTIVITY, MESSAGE, ActivityRecord, Message
 from pydtnn.utils.observer import Kind
 from tests.tools.tracing.synthetic import LAYERS, MS, write_run
 
@@ -94,7 +94,7 @@ def test_an_activity_whose_parent_was_not_recorded_has_none(tmp_path):
 
 
 def test_rows_have_the_fields_of_the_arrays(timeline):
-    assert Activity._fields == ACTIVITY.names
+    assert ActivityRecord._fields == ACTIVITY.names
     assert Message._fields == MESSAGE.names
     chosen = timeline.select(kind=Kind.FORWARD, rank=2)
     rows = list(timeline.rows(chosen))

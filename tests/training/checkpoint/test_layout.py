@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pydtnn.comm import Serial
-from pydtnn.model.pieces import whole_piece
+from pydtnn.model.pieces import full_piece
 from pydtnn.training.checkpoint import layout as module
 from pydtnn.training.checkpoint import saving
 from pydtnn.training.checkpoint.assembly import assemble, create_plan
@@ -36,7 +36,7 @@ def described(arrays: dict[str, np.ndarray]) -> dict[str, Described]:
 def begin(path: Path, layout: Layout, arrays: dict[str, np.ndarray], later: bool) -> Writer:
     """Write arrays as a checkpoint does, to a folder that is not in its place yet."""
     begin_checkpoint(path)
-    pieces = {piece.region: piece for piece in (whole_piece(n, a) for n, a in arrays.items())}
+    pieces = {piece.region: piece for piece in (full_piece(n, a) for n, a in arrays.items())}
     writer = Writer(path, layout.files, later=later)
     assemble(Serial(), create_plan(layout, {key: [0] for key in pieces}, [0], 1), pieces, writer)
     writer.complete()
@@ -91,7 +91,7 @@ def test_files_have_equal_lengths_of_which_there_are_not_too_many(monkeypatch):
     files = layout.files
     assert [file.size - len(file.header) for file in files] == [64, 64, 64, 20]
     assert all(len(file.header) % 8 == 0 for file in files)
-    pieces = whole_piece("x", np.zeros(50, "float32")), whole_piece("y", np.zeros(3, "float32"))
+    pieces = full_piece("x", np.zeros(50, "float32")), full_piece("y", np.zeros(3, "float32"))
     holders = {piece.region: [0, 1, 2] for piece in pieces}
     assert create_plan(layout, holders, [0, 1, 2], 3).writers == (0, 1, 2, 0)
     assert create_plan(layout, holders, [2, 1], 3).writers == (1, 2, 1, 2)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 
 from pydtnn.callbacks import Checkpointer, EarlyStopping
 from pydtnn.comm import Serial
-from pydtnn.model.pieces import whole_piece
+from pydtnn.model.pieces import full_piece
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
@@ -113,7 +113,7 @@ def test_arrays_are_converted_to_the_type_in_which_they_are_read(tmp_path):
     checkpoint = read_checkpoint(find_checkpoints(tmp_path)[0])
     arrays = load_file(checkpoint.path / "arrays.safetensors")
     narrow = {name: np.zeros(array.shape, "float32") for name, array in arrays.items()}
-    pieces = [whole_piece(name, array) for name, array in narrow.items()]
+    pieces = [full_piece(name, array) for name, array in narrow.items()]
     read_into(Serial(), checkpoint, pieces, [0])
     for name, array in arrays.items():
         np.testing.assert_array_equal(narrow[name], array.astype("float32"))

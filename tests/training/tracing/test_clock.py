@@ -10,7 +10,7 @@ import pytest
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.tools.tracing import RankTrace
 from pydtnn.training.tracing.records import RECORD
-from pydtnn.training.tracing.writing import Reading, describe_clock, read_clock
+from pydtnn.training.tracing.writing import ClockReading, describe_clock, read_clock
 from pydtnn.utils.clock import Clock, use
 
 
@@ -38,7 +38,7 @@ def test_the_offset_of_a_clock_is_found():
         def now_ns(self) -> int:
             return time.perf_counter_ns() + ahead
 
-    def rank(comm: Communicator) -> Reading:
+    def rank(comm: Communicator) -> ClockReading:
         if comm.rank == 1:
             use(Ahead())
         return read_clock(comm)
@@ -49,7 +49,7 @@ def test_the_offset_of_a_clock_is_found():
 
 
 def test_times_are_converted_with_offset_and_drift():
-    start, stop = Reading(1_000_000, 500, 20), Reading(3_000_000, 700, 30)
+    start, stop = ClockReading(1_000_000, 500, 20), ClockReading(3_000_000, 700, 30)
     clock = describe_clock(start, stop)
     assert clock == {"offset": 500, "drift": 1e-4, "origin": 1_000_000, "error": 30}
     trace = RankTrace(np.zeros(0, RECORD), [], {"rank": 1, "clock": clock})
@@ -57,5 +57,5 @@ def test_times_are_converted_with_offset_and_drift():
 
 
 def test_without_a_second_comparison_there_is_no_drift():
-    clock = describe_clock(Reading(1_000, 500, 20), None)
+    clock = describe_clock(ClockReading(1_000, 500, 20), None)
     assert clock == {"offset": 500, "drift": 0.0, "origin": 1_000, "error": 20}

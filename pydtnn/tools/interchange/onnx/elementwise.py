@@ -12,7 +12,7 @@ from pydtnn import layers
 from pydtnn.layers import Layer
 from pydtnn.tools.interchange.onnx.functions import decimal, erf, extended, solid
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, ordered, plain
-from pydtnn.tools.interchange.onnx.views import Source, Value
+from pydtnn.tools.interchange.onnx.views import ModelArray, Value
 
 Array = np.ndarray
 
@@ -38,7 +38,7 @@ def _computed(
     if layer is not None and not _in_activation(at):
         return at.layer(layer(), solid(at.net, *values))
 
-    def last(*sources: Source) -> Source:
+    def last(*sources: ModelArray) -> ModelArray:
         if layer is None:
             raise at.fail("expected a part of an activation that pydtnn has, got another function")
         return at.applied(layer(), *sources)
@@ -147,7 +147,7 @@ def _with_number(
     def function(v: Array) -> Array:
         return compute(number, v) if first else compute(v, number)
 
-    def last(source: Source) -> Source:
+    def last(source: ModelArray) -> ModelArray:
         if operator in ("Add", "Sub"):
             sign = -1.0 if operator == "Sub" and first else 1.0
             term = -number if operator == "Sub" and not first else number
@@ -165,7 +165,7 @@ def _of_two(at: Reading, a: Value, b: Value) -> Value:
     operator, compute = at.node.operator, NUMERIC[at.node.operator]
     if a.source is b.source and a.axes == b.axes and a.atoms == b.atoms:
 
-        def last(x: Source, y: Source) -> Source:
+        def last(x: ModelArray, y: ModelArray) -> ModelArray:
             if operator == "Div":
                 raise at.fail("expected a constant divisor, got a computed one")
             if operator == "Sub":
@@ -183,8 +183,8 @@ def _of_two(at: Reading, a: Value, b: Value) -> Value:
     return _total(at, a, b)
 
 
-def _negative(at: Reading, source: Source) -> Source:
-    return Source(at.net.add(f"{at.node.name}.minus", layers.Rescale(-1.0), source.node))
+def _negative(at: Reading, source: ModelArray) -> ModelArray:
+    return ModelArray(at.net.add(f"{at.node.name}.minus", layers.Rescale(-1.0), source.node))
 
 
 def _total(at: Reading, *values: Value) -> Value:
@@ -193,7 +193,7 @@ def _total(at: Reading, *values: Value) -> Value:
         first, *_ = at.net.aligned(first, other)
     nodes = [first.source.node] + [at.net.aligned(first, other)[2] for other in others]
     made = at.net.add(at.node.name, layers.Add(), *nodes)
-    return replace(first, source=Source(made), name=at.node.name)
+    return replace(first, source=ModelArray(made), name=at.node.name)
 
 
 def _sum(at: Reading) -> Value:
@@ -205,7 +205,7 @@ def _product(at: Reading, a: Value, b: Value) -> Value:
     if a.shape == b.shape:
         x, *nodes = at.net.aligned(a, b)
         made = at.net.add(at.node.name, layers.Multiply(), *nodes)
-        return replace(x, source=Source(made), name=at.node.name)
+        return replace(x, source=ModelArray(made), name=at.node.name)
     if len(a.axes) != len(b.axes):
         raise at.fail(f"inputs must have equally many axes, got {a.given} and {b.given}")
     if prod(b.shape) > prod(a.shape):
@@ -234,7 +234,7 @@ def with_constant(at: Reading, x: Value, constant: Array, operator: str) -> Valu
         vector = ordered(constant.reshape(-1), order)
         one = np.ones_like(vector)
         pair = (vector, None) if operator == "Mul" else (one, vector)
-        source = _scaled(at, Source(node), *pair)
+        source = _scaled(at, ModelArray(node), *pair)
         return replace(x, source=source, atoms=atoms, name=at.node.name)
     if operator == "Mul":
         raise at.fail(
@@ -246,7 +246,7 @@ def with_constant(at: Reading, x: Value, constant: Array, operator: str) -> Valu
     return at.along(layers.PositionalEmbedding(), view, node, view.atoms, w=terms)
 
 
-def _scaled(at: Reading, source: Source, factors: Array, terms: Array | None) -> Source:
+def _scaled(at: Reading, source: ModelArray, factors: Array, terms: Array | None) -> ModelArray:
     """Return factors and terms of the last axis: a depthwise convolution of pixels."""
     node, channels = source.node, len(factors)
     before = prod(node.shape) // channels
@@ -256,7 +256,7 @@ def _scaled(at: Reading, source: Source, factors: Array, terms: Array | None) ->
     if terms is not None:
         arrays["b"] = terms
     wide = at.net.reshape(node, shape, f"{at.node.name}.pixels")
-    return Source(at.net.add(at.node.name, layer, wide, arrays=arrays))
+    return ModelArray(at.net.add(at.node.name, layer, wide, arrays=arrays))
 
 
 def _prelu(at: Reading) -> Value:

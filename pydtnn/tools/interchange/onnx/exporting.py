@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Embedding
-from pydtnn.tools.interchange.onnx.operators import WRITERS, Draft, Place
-from pydtnn.tools.interchange.orders import feature_orders, find_signals, known, shapes_by_name
+from pydtnn.tools.interchange.onnx.operators import WRITERS, OnnxDraft, Place
+from pydtnn.tools.interchange.orders import feature_orders, find_signals, order_for, shapes_by_name
 from pydtnn.tools.interchange.slots import slots_of
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import check_bool
+from pydtnn.utils.version import __version__
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
@@ -86,7 +86,7 @@ def statistics_of(model: Model) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def _add_normalization(draft: Draft, model: Model) -> None:
+def _add_normalization(draft: OnnxDraft, model: Model) -> None:
     """Let the graph start with ``(x - mean) / std`` of each input that has statistics."""
     statistics = statistics_of(model)
     if not statistics:
@@ -121,7 +121,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
     dtype = arithmetic(model.dtype)
     if model.whole.size * dtype.itemsize > MAX_FILE_B:
         raise ValueError(f"{WHO}: expected parameters of less than 2 GiB, got more")
-    draft = Draft(WHO, dtype, [part.name for part in description.parts])
+    draft = OnnxDraft(WHO, dtype, [part.name for part in description.parts])
     shapes, orders = shapes_by_name(description), feature_orders(description, exported=True)
     signals = find_signals(description)
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -151,7 +151,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
             )
             WRITERS[made.kind](draft, place)
         for name in description.outputs:
-            order = known(orders[name], f"output {name}") if len(shapes[name]) == 1 else None
+            order = order_for(orders[name], f"output {name}") if len(shapes[name]) == 1 else None
             if order is not None:
                 draft.reorder(name, order)
         if normalize:
@@ -161,7 +161,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
     return _message(draft, model, normalize)
 
 
-def _message(draft: Draft, model: Model, normalize: bool) -> Any:
+def _message(draft: OnnxDraft, model: Model, normalize: bool) -> Any:
     onnx = import_optional("onnx", "onnx", WHO)
     description, helper = model.description, draft.helper
     shapes = shapes_by_name(description)

@@ -16,7 +16,7 @@ import numpy as np
 from pydtnn import layers
 from pydtnn.kernels.reference.elementwise import FUNCTIONS, normal
 from pydtnn.layers import Layer
-from pydtnn.tools.interchange.onnx.views import Source, Value, Wiring
+from pydtnn.tools.interchange.onnx.views import ModelArray, Value, Wiring
 
 Array = np.ndarray
 
@@ -57,14 +57,14 @@ class Function:
         The result, once there are layers for it.
     """
 
-    base: Source
+    base: ModelArray
     operator: Callable[..., Array]
     arguments: tuple[Function | None, ...]
-    layer: Callable[..., Source]
+    layer: Callable[..., ModelArray]
     name: str
     saturates: bool = False
     parts: tuple[Function, ...] = field(init=False, repr=False)
-    made: list[Source] = field(default_factory=list, init=False, repr=False)
+    made: list[ModelArray] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         within = dict.fromkeys(part for f in self.arguments if f is not None for part in f.parts)
@@ -88,7 +88,7 @@ def extended(
     net: Wiring,
     values: tuple[Value, ...],
     operator: Callable[..., Array],
-    layer: Callable[..., Source],
+    layer: Callable[..., ModelArray],
     name: str,
     *,
     saturates: bool = False,
@@ -123,7 +123,7 @@ def solid(net: Wiring, x: Value) -> Value:
     return replace(x, source=_source(net, x.function), function=None)
 
 
-def _source(net: Wiring, f: Function) -> Source:
+def _source(net: Wiring, f: Function) -> ModelArray:
     """Return the result of a function, for which layers are added once."""
     if not f.made:
         match = _match(f)
@@ -133,7 +133,7 @@ def _source(net: Wiring, f: Function) -> Source:
         else:
             inner, layer = match
             x = f.base if inner is None else _source(net, inner)
-            f.made.append(x if layer is None else Source(net.add(f.name, layer(), x.node)))
+            f.made.append(x if layer is None else ModelArray(net.add(f.name, layer(), x.node)))
     return f.made[0]
 
 

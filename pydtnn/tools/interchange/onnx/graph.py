@@ -37,7 +37,7 @@ that contain the batch are recognised."""
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class OnnxNode:
     """An operator of a graph.
 
     Attributes
@@ -72,7 +72,7 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Input:
+class OnnxInput:
     """An input of a graph.
 
     Attributes
@@ -111,21 +111,21 @@ class NodeGraph:
         The nodes that read a value.
     """
 
-    inputs: dict[str, Input]
+    inputs: dict[str, OnnxInput]
     outputs: list[str]
-    nodes: list[Node]
+    nodes: list[OnnxNode]
     constants: dict[str, np.ndarray]
     opset: int
-    readers: dict[str, list[Node]] = field(init=False, repr=False)
+    readers: dict[str, list[OnnxNode]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        readers: dict[str, list[Node]] = {}
+        readers: dict[str, list[OnnxNode]] = {}
         for node in self.nodes:
             for name in {*node.inputs}:
                 readers.setdefault(name, []).append(node)
         object.__setattr__(self, "readers", readers)
 
-    def follower(self, node: Node, *operators: str) -> Node | None:
+    def follower(self, node: OnnxNode, *operators: str) -> OnnxNode | None:
         """Return the only node that reads the output of another, if it has one of the operators."""
         (output, *_) = node.outputs
         readers = self.readers.get(output, [])
@@ -201,7 +201,7 @@ def parse(who: str, message: Any) -> NodeGraph:
         onnx.checker.check_model(message)
         for tensor in graph.initializer:
             constants[tensor.name] = numpy.to_array(tensor)
-        nodes: list[Node] = []
+        nodes: list[OnnxNode] = []
         names = Names(proto.name for proto in graph.node)
         for proto in graph.node:
             attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
@@ -212,7 +212,7 @@ def parse(who: str, message: Any) -> NodeGraph:
             operator = proto.op_type if known else f"{proto.domain}.{proto.op_type}"
             wanted = proto.name.replace("/", ".").strip(".") or operator.lower()
             values = tuple(proto.input), tuple(proto.output)
-            nodes.append(Node(names.free(wanted), operator, *values, attributes))
+            nodes.append(OnnxNode(names.free(wanted), operator, *values, attributes))
     except Exception as error:  # of any type: the content is that of a file
         raise _damaged(error) from error
     opset = max((o.version for o in message.opset_import if o.domain in DOMAINS), default=0)
@@ -225,7 +225,7 @@ def parse(who: str, message: Any) -> NodeGraph:
     outputs = [value.name for value in graph.output]
     if not inputs or not outputs:
         raise ValueError("expected a graph with inputs and outputs, got one without")
-    return NodeGraph(inputs, outputs, needed(nodes, outputs), constants, opset)
+    return NodeGraph(inputs, outputs, contributing_nodes(nodes, outputs), constants, opset)
 
 
 def _damaged(error: Exception) -> ValueError:
@@ -258,7 +258,7 @@ def _constant(numpy: Any, attributes: Mapping[str, Any]) -> np.ndarray:
     return np.array(value, kinds[name])  # KeyError: a string or a sparse array
 
 
-def needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
+def contributing_nodes(nodes: list[OnnxNode], outputs: Iterable[str]) -> list[OnnxNode]:
     """Return the nodes that contribute to the outputs."""
     wanted, needed = set(outputs), []
     for node in reversed(nodes):
@@ -292,7 +292,7 @@ class Names:
         return free
 
 
-def _input(helper: Any, value: Any) -> Input:
+def _input(helper: Any, value: Any) -> OnnxInput:
     """Return an input of a graph."""
     kind = value.type.tensor_type.elem_type
     kinds = {helper.np_dtype_to_tensor_dtype(np.dtype(name)): name for name in TYPES}
@@ -315,7 +315,7 @@ def _input(helper: Any, value: Any) -> Input:
             f"input {value.name} must have samples of at most {MAX_ELEMENTS} elements, got "
             f"{tuple(sample)}"
         )
-    return Input(tuple(sample), batch, np.dtype(kinds[kind]).kind == "i")
+    return OnnxInput(tuple(sample), batch, np.dtype(kinds[kind]).kind == "i")
 
 
 TYPES = ("float16", "float32", "float64", "int32", "int64")
@@ -323,13 +323,13 @@ TYPES = ("float16", "float32", "float64", "int32", "int64")
 
 
 Array = np.ndarray
-Fold = Callable[[Node, Sequence[Any]], Array]
+Fold = Callable[[OnnxNode, Sequence[Any]], Array]
 
 MAX_FOLDED_ELEMENTS = 2**24
 """Elements of a result that is larger than its inputs."""
 
 
-def fold(node: Node, inputs: Sequence[Array | None]) -> Array:
+def fold(node: OnnxNode, inputs: Sequence[Array | None]) -> Array:
     """Return what a node computes from constants.
 
     Raises
@@ -345,7 +345,7 @@ def fold(node: Node, inputs: Sequence[Array | None]) -> Array:
         raise node.fail(f"the inputs do not suit the operator ({reason})") from error
 
 
-def axes_of(node: Node, inputs: Sequence[Any]) -> list[int] | None:
+def axes_of(node: OnnxNode, inputs: Sequence[Any]) -> list[int] | None:
     """Return the axes of an operator that has them as an attribute, or since opset 13 as input."""
     given = node.get("axes", None)
     if given is None and len(inputs) > 1 and inputs[1] is not None:
@@ -360,7 +360,7 @@ def _bounded(*shape: int) -> tuple[int, ...]:
 
 
 def _binary(function: Callable[[Array, Array], Array]) -> Fold:
-    def compute(node: Node, inputs: Sequence[Any]) -> Array:
+    def compute(node: OnnxNode, inputs: Sequence[Any]) -> Array:
         a, b = inputs
         _bounded(*np.broadcast_shapes(a.shape, b.shape))
         return function(a, b)
@@ -380,31 +380,31 @@ def _divide(a: Array, b: Array) -> Array:
     return a / b
 
 
-def _mod(node: Node, inputs: Sequence[Any]) -> Array:
+def _mod(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     a, b = inputs
     if a.dtype.kind in "iu" and not b.all():
         raise ValueError("division by 0")
     return _binary(np.fmod if node.get("fmod", 0) else np.mod)(node, inputs)
 
 
-def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
+def _unsqueeze(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     axes = axes_of(node, inputs) or []
     rank = inputs[0].ndim + len(axes)
     return np.expand_dims(inputs[0], tuple(axis + rank if axis < 0 else axis for axis in axes))
 
 
-def _squeeze(node: Node, inputs: Sequence[Any]) -> Array:
+def _squeeze(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     axes = axes_of(node, inputs)
     return np.squeeze(inputs[0], None if axes is None else tuple(axes))
 
 
-def _reshape(node: Node, inputs: Sequence[Any]) -> Array:
+def _reshape(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     data, target = inputs
     sizes = [data.shape[i] if n == 0 else int(n) for i, n in enumerate(target.tolist())]
     return data.reshape(sizes)
 
 
-def _slice(node: Node, inputs: Sequence[Any]) -> Array:
+def _slice(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     data, *rest = inputs
     cuts = [slice(None)] * data.ndim
     for axis, *cut in zip(*slices_of(node, rest), strict=True):
@@ -412,7 +412,7 @@ def _slice(node: Node, inputs: Sequence[Any]) -> Array:
     return data[tuple(cuts)]
 
 
-def slices_of(node: Node, inputs: Sequence[Any]) -> tuple[list[int], ...]:
+def slices_of(node: OnnxNode, inputs: Sequence[Any]) -> tuple[list[int], ...]:
     """Return axes, starts, ends and steps of a node Slice; `inputs` are those after the data."""
     if not inputs:
         starts, ends = list(node.get("starts", ())), list(node.get("ends", ()))
@@ -426,13 +426,13 @@ def slices_of(node: Node, inputs: Sequence[Any]) -> tuple[list[int], ...]:
     return axes, starts, ends, steps
 
 
-def _expand(node: Node, inputs: Sequence[Any]) -> Array:
+def _expand(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     data, shape = inputs
     wanted = np.broadcast_shapes(data.shape, tuple(map(int, shape)))
     return np.broadcast_to(data, _bounded(*wanted))
 
 
-def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array:
+def _constant_of_shape(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     value = node.attributes.get("value")
     filled: Any = np.float32(0)
     if value is not None:
@@ -442,7 +442,7 @@ def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array:
     return np.broadcast_to(filled, _bounded(*inputs[0].tolist()))
 
 
-def _cast(node: Node, inputs: Sequence[Any]) -> Array:
+def _cast(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     x, dtype = inputs[0], tensor_dtype_to_np_dtype(node.get("to", 1))
@@ -451,30 +451,30 @@ def _cast(node: Node, inputs: Sequence[Any]) -> Array:
     return x.astype(dtype)
 
 
-def _range(node: Node, inputs: Sequence[Any]) -> Array:
+def _range(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     start, stop, step = (part.reshape(()).item() for part in inputs)
     count = max(-int(-(stop - start) // step), 0)
     return (start + step * np.arange(*_bounded(count))).astype(inputs[0].dtype)
 
 
-def _where(node: Node, inputs: Sequence[Any]) -> Array:
+def _where(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     _bounded(*np.broadcast_shapes(*(part.shape for part in inputs)))
     return np.where(*inputs)
 
 
-def _trilu(node: Node, inputs: Sequence[Any]) -> Array:
+def _trilu(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     k = int(inputs[1].reshape(())) if len(inputs) > 1 and inputs[1] is not None else 0
     return np.triu(inputs[0], k) if node.get("upper", 1) else np.tril(inputs[0], k)
 
 
-def _gather(node: Node, inputs: Sequence[Any]) -> Array:
+def _gather(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     data, indices = inputs
     axis = node.get("axis", 0)
     _bounded(data.size // max(data.shape[axis], 1), indices.size)
     return np.take(data, indices, axis)
 
 
-def _concat(node: Node, inputs: Sequence[Any]) -> Array:
+def _concat(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     _bounded(sum(part.size for part in inputs))
     return np.concatenate(inputs, node.get("axis", 0))
 

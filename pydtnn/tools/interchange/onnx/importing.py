@@ -12,7 +12,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.layers import Block, Identity
-from pydtnn.layers.blocks import Graph
+from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.node import Node as Part
 from pydtnn.layers.node import Outputs
 from pydtnn.model import Model
@@ -21,8 +21,8 @@ from pydtnn.tools.interchange.onnx.graph import (
     ANY_BATCH,
     FOLDS,
     MAX_ELEMENTS,
-    Node,
     NodeGraph,
+    OnnxNode,
     fold,
     parse,
     read_message,
@@ -135,7 +135,7 @@ class NodeNetwork(Block):
         self.nodes = nodes
         self.arrays: dict[str, np.ndarray] = {}
 
-    def wire(self, graph: Graph, *inputs: Part) -> Outputs:
+    def wire(self, graph: GraphBuilder, *inputs: Part) -> Outputs:
         """Add the layers with their connections."""
         net = Wiring(graph, inputs, (node.name for node in self.nodes.nodes))
         values = _inputs(net, self.nodes, inputs)
@@ -183,7 +183,7 @@ class NodeNetwork(Block):
         return net.add(f"{name}.copy", Identity(), part) if part in inputs else part
 
 
-_END = Node("output", "output", (), (), {})
+_END = OnnxNode("output", "output", (), (), {})
 
 
 def _inputs(net: Wiring, graph: NodeGraph, parts: tuple[Part, ...]) -> dict[str, Any]:
@@ -288,8 +288,8 @@ def _verify(model: Model, graph: NodeGraph, data: bytes) -> None:
             kind = {"float": "float32", "double": "float64"}.get(kind, kind)
             x = rng.integers(tokens, size=shape) if entry.integer else rng.standard_normal(shape)
             theirs[value.name] = x.astype(kind)
-            samples.append(_ours(x.astype("float32")))
-        expected = [_ours(y) for y in session.run(None, theirs)]
+            samples.append(_channels_last(x.astype("float32")))
+        expected = [_channels_last(y) for y in session.run(None, theirs)]
     except Exception as error:  # of any type: those of onnxruntime have no common one
         reason = " ".join(str(error).split())[:160]
         raise ValueError(
@@ -318,7 +318,7 @@ def _compare(name: str, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
     )
 
 
-def _ours(x: np.ndarray) -> np.ndarray:
+def _channels_last(x: np.ndarray) -> np.ndarray:
     """Return an image (N, C, ...) as (N, ..., C), a number as (N, 1), and others as they are."""
     x = x if x.ndim > 1 else x.reshape(-1, 1)
     return np.moveaxis(x, 1, -1) if x.ndim > 3 else x

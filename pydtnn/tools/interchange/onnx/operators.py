@@ -20,7 +20,7 @@ from pydtnn.layers.window import resolve_padding
 from pydtnn.utils.imports import import_optional
 
 
-class Draft:
+class OnnxDraft:
     """Nodes and constants of a graph.
 
     Parameters
@@ -158,7 +158,7 @@ class Place:
             )
 
 
-def positions(draft: Draft, at: Place) -> None:
+def positions(draft: OnnxDraft, at: Place) -> None:
     """Write `Linear` of each position: a product with (C, O), and the bias."""
     matrix = draft.constant(f"{at.name}.weight", at.arrays["weight"].T)
     if "bias" not in at.arrays:
@@ -169,7 +169,7 @@ def positions(draft: Draft, at: Place) -> None:
     draft.node("Add", [product, bias], at.output, name=at.name)
 
 
-def embedding(draft: Draft, at: Place) -> None:
+def embedding(draft: OnnxDraft, at: Place) -> None:
     """Write rows of the matrix (K, C), or if the layer computes logits a product with (C, K)."""
     matrix = draft.constant(f"{at.source}.weight", at.arrays["weight"])
     if at.layer.tied and at.source != at.name:
@@ -181,13 +181,13 @@ def embedding(draft: Draft, at: Place) -> None:
     draft.node("Gather", [matrix, tokens], at.name)
 
 
-def positional_embedding(draft: Draft, at: Place) -> None:
+def positional_embedding(draft: OnnxDraft, at: Place) -> None:
     """Write the sum with a constant (T, C)."""
     constant = draft.constant(f"{at.name}.weight", at.arrays["weight"])
     draft.node("Add", [*at.inputs, constant], at.name)
 
 
-def class_token(draft: Draft, at: Place) -> None:
+def class_token(draft: OnnxDraft, at: Place) -> None:
     """Write the token (N, 1, C), with N of the input, before the sequence."""
     (x,), name = at.inputs, at.name
     token = draft.constant(f"{name}.token", at.arrays["token"].reshape(1, 1, -1))
@@ -198,7 +198,7 @@ def class_token(draft: Draft, at: Place) -> None:
     draft.node("Concat", [tokens, x], name, axis=1)
 
 
-def attention(draft: Draft, at: Place) -> None:
+def attention(draft: OnnxDraft, at: Place) -> None:
     """Write ``softmax(q k' / sqrt(E) + mask) v`` of heads (N, heads, T, E)."""
     at.require(len(at.inputs) == 1, "one input, without lengths")
     (x,), name, heads = at.inputs, at.name, at.layer.heads
@@ -229,7 +229,7 @@ ROWS = {layers.LSTMLayer: (0, 3, 1, 2), layers.GRULayer: (1, 0, 2)}
 """Gates of recurrent layers in the order of ONNX: i, o, f, c of an LSTM, z, r, h of a GRU."""
 
 
-def recurrent(draft: Draft, at: Place) -> None:
+def recurrent(draft: OnnxDraft, at: Place) -> None:
     """Write a direction of a recurrent layer, of sequences (T, N, C)."""
     layer, name = at.layer, at.name
     order, operator = ROWS[type(layer)], type(layer).__name__.removesuffix("Layer")
@@ -264,13 +264,13 @@ def recurrent(draft: Draft, at: Place) -> None:
     draft.node("Transpose", [states], name, name=f"{name}.back", perm=[1, 0, 2])
 
 
-Write = Callable[[Draft, Place], None]
+Write = Callable[[OnnxDraft, Place], None]
 
 
 def _plain(operator: str, *attributes: str) -> Write:
     """Return a function for a layer that is one operator, with attributes of the same name."""
 
-    def write(draft: Draft, at: Place) -> None:
+    def write(draft: OnnxDraft, at: Place) -> None:
         values = {name: getattr(at.layer, name) for name in attributes}
         draft.node(operator, at.inputs, at.name, **values)
 
@@ -280,7 +280,7 @@ def _plain(operator: str, *attributes: str) -> Write:
 def _filters(operator: str, *attributes: str) -> Write:
     """Return a function for a convolution, with further attributes of the same name."""
 
-    def write(draft: Draft, at: Place) -> None:
+    def write(draft: OnnxDraft, at: Place) -> None:
         layer, (image,) = at.layer, at.shapes
         draft.node(
             operator,
@@ -305,7 +305,7 @@ def _window(layer: Any, image: Shape, dilation: tuple[int, ...]) -> dict[str, An
     return {"kernel_shape": layer.kernel, "strides": layer.stride, "pads": [*before, *after]}
 
 
-def _upsample(draft: Draft, at: Place) -> None:
+def _upsample(draft: OnnxDraft, at: Place) -> None:
     """Write pixels that are repeated, or interpolated between their centres."""
     empty = draft.constant(f"{at.name}.roi", np.zeros(0))
     scales = draft.constant(f"{at.name}.scales", [1.0, 1.0, *map(float, at.layer.factor)])
@@ -321,14 +321,14 @@ def _upsample(draft: Draft, at: Place) -> None:
     )
 
 
-def _linear(draft: Draft, at: Place) -> None:
+def _linear(draft: OnnxDraft, at: Place) -> None:
     if len(at.shapes[0]) > 1:
         _with_last(draft, at, positions)
         return
     draft.node("Gemm", [*at.inputs, *draft.named(at.name, at.arrays)], at.name, transB=1)
 
 
-def _with_last(draft: Draft, at: Place, write: Write) -> None:
+def _with_last(draft: OnnxDraft, at: Place, write: Write) -> None:
     """Write a layer of the last axis, with an image transposed to (N, H, W, C) and back."""
     rank = len(at.shape)
     if rank < 3:
@@ -342,7 +342,7 @@ def _back(rank: int) -> list[int]:
     return [0, rank, *range(1, rank)]
 
 
-def _with_second(draft: Draft, at: Place, write: Write) -> None:
+def _with_second(draft: OnnxDraft, at: Place, write: Write) -> None:
     """Write a layer of ONNX's second axis, with a sequence transposed to (N, C, T) and back."""
     if len(at.shape) != 2:
         write(draft, at)
@@ -350,7 +350,7 @@ def _with_second(draft: Draft, at: Place, write: Write) -> None:
     _turned(draft, replace(at, shape=at.shape[::-1]), write, "second", [0, 2, 1])
 
 
-def _turned(draft: Draft, at: Place, write: Write, what: str, perm: list[int]) -> None:
+def _turned(draft: OnnxDraft, at: Place, write: Write, what: str, perm: list[int]) -> None:
     """Write a layer between a transposition and its inverse."""
     x = draft.node("Transpose", at.inputs, f"{at.name}.{what}", perm=perm)
     write(draft, replace(at, inputs=[x], output=f"{at.name}.made"))
@@ -358,7 +358,7 @@ def _turned(draft: Draft, at: Place, write: Write, what: str, perm: list[int]) -
     draft.node("Transpose", [f"{at.name}.made"], at.name, name=f"{at.name}.back", perm=back)
 
 
-def _batch_norm(draft: Draft, at: Place) -> None:
+def _batch_norm(draft: OnnxDraft, at: Place) -> None:
     names = ("weight", "bias", "running_mean", "running_var")
     constants = [draft.constant(f"{at.name}.{name}", at.arrays[name]) for name in names]
     layer = at.layer
@@ -372,7 +372,7 @@ def _batch_norm(draft: Draft, at: Place) -> None:
     )
 
 
-def _layer_norm(draft: Draft, at: Place) -> None:
+def _layer_norm(draft: OnnxDraft, at: Place) -> None:
     """Write the norm of all axes of an image in the order of ONNX, or of the last ones here."""
     shape, axes = at.shapes[0], at.layer.axes
     if axes == len(shape):
@@ -381,7 +381,7 @@ def _layer_norm(draft: Draft, at: Place) -> None:
         _with_last(draft, at, lambda draft, at: _last_axes(draft, at, shape[-axes:]))
 
 
-def _last_axes(draft: Draft, at: Place, shape: Shape) -> None:
+def _last_axes(draft: OnnxDraft, at: Place, shape: Shape) -> None:
     constants = [draft.constant(f"{at.name}.{k}", a.reshape(shape)) for k, a in at.arrays.items()]
     draft.node(
         "LayerNormalization",
@@ -393,7 +393,7 @@ def _last_axes(draft: Draft, at: Place, shape: Shape) -> None:
     )
 
 
-def _group_norm(draft: Draft, at: Place) -> None:
+def _group_norm(draft: OnnxDraft, at: Place) -> None:
     """Write the norm of each group as an instance norm, and factors and terms of channels."""
     at.require(not at.reordered, "features of ONNX's order")
     layer, name = at.layer, at.name
@@ -415,7 +415,7 @@ def _group_norm(draft: Draft, at: Place) -> None:
     draft.node("Add", [scaled, bias], at.output, name=name)
 
 
-def _local_response_norm(draft: Draft, at: Place) -> None:
+def _local_response_norm(draft: OnnxDraft, at: Place) -> None:
     layer = at.layer
     at.require(layer.size % 2 == 1, "an odd size")
     at.require(len(at.shape) >= 3, "an image")
@@ -430,25 +430,25 @@ def _local_response_norm(draft: Draft, at: Place) -> None:
     )
 
 
-def _rescale(draft: Draft, at: Place) -> None:
+def _rescale(draft: OnnxDraft, at: Place) -> None:
     factor = draft.constant(f"{at.name}.value", at.layer.factor)
     draft.node("Mul", [*at.inputs, factor], at.name)
 
 
-def _relu6(draft: Draft, at: Place) -> None:
+def _relu6(draft: OnnxDraft, at: Place) -> None:
     draft.node("Clip", [*at.inputs, *draft.named(at.name, {"min": 0.0, "max": 6.0})], at.name)
 
 
-def _silu(draft: Draft, at: Place) -> None:
+def _silu(draft: OnnxDraft, at: Place) -> None:
     gate = draft.node("Sigmoid", at.inputs, f"{at.name}.gate")
     draft.node("Mul", [*at.inputs, gate], at.name)
 
 
-def _hard_sigmoid(draft: Draft, at: Place) -> None:
+def _hard_sigmoid(draft: OnnxDraft, at: Place) -> None:
     draft.node("HardSigmoid", at.inputs, at.name, alpha=1 / 6, beta=0.5)
 
 
-def _cubic(draft: Draft, at: Place) -> str:
+def _cubic(draft: OnnxDraft, at: Place) -> str:
     """Write ``x + 0.044715 x^3``."""
     (x,), name = at.inputs, at.name
     three, cubic = draft.named(name, {"three": 3.0, "cubic": 0.044715})
@@ -457,7 +457,7 @@ def _cubic(draft: Draft, at: Place) -> str:
     return draft.node("Add", [x, term], f"{name}.sum")
 
 
-def _gelu(draft: Draft, at: Place) -> None:
+def _gelu(draft: OnnxDraft, at: Place) -> None:
     """Write ``x / 2 (1 + erf(x / sqrt(2)))``, or ``tanh(sqrt(2 / pi) (x + 0.044715 x^3))``."""
     (x,), name = at.inputs, at.name
     exact = at.layer.approximate == "none"
@@ -470,20 +470,20 @@ def _gelu(draft: Draft, at: Place) -> None:
     draft.node("Mul", [halved, factor], name)
 
 
-def _softmax(draft: Draft, at: Place) -> None:
+def _softmax(draft: OnnxDraft, at: Place) -> None:
     draft.node(type(at.layer).__name__, at.inputs, at.name, axis=_axis(-1, at.shape))
 
 
-def _dropout(draft: Draft, at: Place) -> None:
+def _dropout(draft: OnnxDraft, at: Place) -> None:
     """Write the operator, which does nothing in inference, so that the rate is not lost."""
     draft.node("Dropout", [*at.inputs, draft.constant(f"{at.name}.ratio", at.layer.rate)], at.name)
 
 
-def _add(draft: Draft, at: Place) -> None:
+def _add(draft: OnnxDraft, at: Place) -> None:
     draft.node("Add" if len(at.inputs) == 2 else "Sum", at.inputs, at.name)
 
 
-def _concat(draft: Draft, at: Place) -> None:
+def _concat(draft: OnnxDraft, at: Place) -> None:
     draft.node("Concat", at.inputs, at.name, axis=_axis(at.layer.axis, at.shape))
 
 
@@ -495,12 +495,12 @@ def _axis(axis: int, shape: Shape) -> int:
     return 1 if axis == len(shape) - 1 else axis + 2
 
 
-def _max_pool(draft: Draft, at: Place) -> None:
+def _max_pool(draft: OnnxDraft, at: Place) -> None:
     window = _window(at.layer, at.shapes[0], (1,) * at.layer.axes)
     draft.node("MaxPool", at.inputs, at.output, name=at.name, **window)
 
 
-def _avg_pool(draft: Draft, at: Place) -> None:
+def _avg_pool(draft: OnnxDraft, at: Place) -> None:
     draft.node(
         "AveragePool",
         at.inputs,
@@ -511,16 +511,16 @@ def _avg_pool(draft: Draft, at: Place) -> None:
     )
 
 
-def _global_pool(draft: Draft, at: Place) -> None:
+def _global_pool(draft: OnnxDraft, at: Place) -> None:
     pooled = draft.node("GlobalAveragePool", at.inputs, f"{at.name}.pooled")
     draft.node("Flatten", [pooled], at.name)
 
 
-def _mean_of_positions(draft: Draft, at: Place) -> None:
+def _mean_of_positions(draft: OnnxDraft, at: Place) -> None:
     draft.node("ReduceMean", at.inputs, at.name, axes=[1], keepdims=0)
 
 
-def _adaptive_pool(draft: Draft, at: Place) -> None:
+def _adaptive_pool(draft: OnnxDraft, at: Place) -> None:
     """Write one pooling if all bins are equal, or else a product with a matrix for each axis."""
     *size, _ = at.shapes[0]
     if at.layer.output == (1, 1):
@@ -546,7 +546,7 @@ def means_of_bins(size: int, bins: int) -> np.ndarray:
     return matrix
 
 
-def _reshape(draft: Draft, at: Place) -> None:
+def _reshape(draft: OnnxDraft, at: Place) -> None:
     """Write features of images in the order of ONNX, and others in the order of pydtnn."""
     (source,), shape, (x,) = at.shapes, at.shape, at.inputs
     if len(shape) == 1:
@@ -567,21 +567,21 @@ def _reshape(draft: Draft, at: Place) -> None:
     draft.node("Transpose", [x], at.name, perm=_back(len(shape)))
 
 
-def _transpose(draft: Draft, at: Place) -> None:
+def _transpose(draft: OnnxDraft, at: Place) -> None:
     perm = [0] * (len(at.shape) + 1)
     for i, axis in enumerate(at.layer.axes):
         perm[_axis(i, at.shape)] = _axis(axis, at.shape)
     draft.node("Transpose", at.inputs, at.name, perm=perm)
 
 
-def _pad(draft: Draft, at: Place) -> None:
+def _pad(draft: OnnxDraft, at: Place) -> None:
     at.require(not at.reordered, "features in the order of ONNX")
     before, after = zip(*channels_first(at.layer.padding), strict=True)
     amounts = draft.constant(f"{at.name}.pads", [0, *before, 0, *after])
     draft.node("Pad", [*at.inputs, amounts], at.name)
 
 
-def _slice(draft: Draft, at: Place) -> None:
+def _slice(draft: OnnxDraft, at: Place) -> None:
     at.require(not at.reordered, "features in the order of ONNX")
     (source,) = at.shapes
     given = (*at.layer.slices, *(slice(None) for _ in source))

@@ -12,8 +12,8 @@ import numpy as np
 from pydtnn.layers import Layer
 from pydtnn.layers.node import Node as GraphNode
 from pydtnn.tools.interchange.onnx.functions import solid
-from pydtnn.tools.interchange.onnx.graph import Node, NodeGraph
-from pydtnn.tools.interchange.onnx.views import Atoms, Source, Value, Wiring
+from pydtnn.tools.interchange.onnx.graph import NodeGraph, OnnxNode
+from pydtnn.tools.interchange.onnx.views import Atoms, ModelArray, Value, Wiring
 
 Array = np.ndarray
 
@@ -49,7 +49,7 @@ class Reading:
         Those of the graph so far, by name.
     """
 
-    node: Node
+    node: OnnxNode
     graph: NodeGraph
     net: Wiring
     inputs: list[Any]
@@ -109,10 +109,10 @@ class Reading:
         """Return the value of a layer that computes each element of an array."""
         return replace(x, source=self.applied(layer, x.source))
 
-    def applied(self, layer: Layer, *sources: Source) -> Source:
+    def applied(self, layer: Layer, *sources: ModelArray) -> ModelArray:
         """Return the output of a layer without parameters."""
         nodes = [source.node for source in sources]
-        return Source(self.net.add(self.node.name, layer, *nodes))
+        return ModelArray(self.net.add(self.node.name, layer, *nodes))
 
     def along(
         self, layer: Layer, x: Value, node: GraphNode, atoms: Atoms, **arrays: Array
@@ -131,7 +131,7 @@ class Reading:
             Parameters and statistics of the layer.
         """
         made = self.net.add(self.node.name, layer, node, arrays=arrays)
-        return replace(x, source=Source(made), atoms=atoms, name=self.node.name)
+        return replace(x, source=ModelArray(made), atoms=atoms, name=self.node.name)
 
     def image(self, layer: Layer, *values: Value, **arrays: Array) -> Value:
         """Return the value of a layer of images or volumes."""

@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tools.interchange.onnx.graph import Node, NodeGraph, axes_of, needed
+from pydtnn.tools.interchange.onnx.graph import NodeGraph, OnnxNode, axes_of, contributing_nodes
 
 Pattern = str | tuple[Any, ...]
 """An operator with patterns of its first inputs, or a name of any value, the same everywhere."""
 
-Found = dict[Any, Any]
+Match = dict[Any, Any]
 """Values by their names in a pattern, and nodes by operator and output."""
 
-ONE = "\0one"
+UNIT = "\0one"
 """Name of a constant of 1, as no value in a file has."""
 
 CENTRED = ("Sub", "x", ("ReduceMean", "x"))
 VARIANCE = ("ReduceMean", ("Pow", CENTRED, "two"))
 NORMED = ("Div", CENTRED, ("Sqrt", ("Add", VARIANCE, "epsilon")))
-LAYER_NORMS: list[tuple[Pattern, Found]] = [
+LAYER_NORMS: list[tuple[Pattern, Match]] = [
     (("Add", ("Mul", NORMED, "gamma"), "beta"), {}),
-    (NORMED, {"gamma": ONE, "beta": ""}),
+    (NORMED, {"gamma": UNIT, "beta": ""}),
 ]
 """Patterns of layer norms with and without factors and terms, and names that they do not have."""
 
@@ -36,12 +36,14 @@ GROUP_NORM = ("Add", ("Mul", ("Reshape", GROUPS, "shape"), "scale"), "shift")
 def joined(graph: NodeGraph) -> NodeGraph:
     """Return a graph with one node instead of those that are a norm."""
     made = {name: node for node in graph.nodes for name in node.outputs}
-    constants = {ONE: np.ones((), np.float32), **graph.constants}
+    constants = {UNIT: np.ones((), np.float32), **graph.constants}
     nodes = [_joined(node, made, constants) for node in graph.nodes]
-    return replace(graph, nodes=needed(nodes, graph.outputs), constants=constants)
+    return replace(graph, nodes=contributing_nodes(nodes, graph.outputs), constants=constants)
 
 
-def _joined(node: Node, made: Mapping[str, Node], constants: Mapping[str, np.ndarray]) -> Node:
+def _joined(
+    node: OnnxNode, made: Mapping[str, OnnxNode], constants: Mapping[str, np.ndarray]
+) -> OnnxNode:
     if node.operator not in ("Add", "Div"):
         return node
     if found := _unify(made, node.outputs[0], GROUP_NORM, {}):
@@ -59,11 +61,11 @@ def _joined(node: Node, made: Mapping[str, Node], constants: Mapping[str, np.nda
     return node
 
 
-def _of_layer_norm(found: Found, constants: Mapping[str, np.ndarray]) -> Mapping[str, Any] | None:
+def _of_layer_norm(found: Match, constants: Mapping[str, np.ndarray]) -> Mapping[str, Any] | None:
     """Return the attributes of a layer norm; None if it has other inputs than constants."""
     means = [value for key, value in found.items() if key[0] == "ReduceMean"]
     axes = {tuple(axes_of(n, [constants.get(name) for name in n.inputs]) or ()) for n in means}
-    names = (found["gamma"], found["beta"] or ONE, found["two"], found["epsilon"])
+    names = (found["gamma"], found["beta"] or UNIT, found["two"], found["epsilon"])
     kept = all(n.get("keepdims", 1) for n in means) and len(axes) == 1 and axes != {()}
     if not kept or not all(name in constants for name in names):
         return None
@@ -74,7 +76,7 @@ def _of_layer_norm(found: Found, constants: Mapping[str, np.ndarray]) -> Mapping
     return {"axis": min(own), "count": len(own), "epsilon": float(epsilon.item())}
 
 
-def _unify(made: Mapping[str, Node], name: str, pattern: Pattern, found: Found) -> Found | None:
+def _unify(made: Mapping[str, OnnxNode], name: str, pattern: Pattern, found: Match) -> Match | None:
     """Return what the names in a pattern are, if a value has it, or None."""
     if isinstance(pattern, str):
         return {**found, pattern: name} if found.get(pattern, name) == name else None
@@ -83,7 +85,7 @@ def _unify(made: Mapping[str, Node], name: str, pattern: Pattern, found: Found) 
     if node is None or node.operator != operator or len(node.inputs) < len(parts):
         return None
     for inputs in permutations(node.inputs) if operator in ("Add", "Mul") else [node.inputs]:
-        result: Found | None = {**found, (operator, name): node}
+        result: Match | None = {**found, (operator, name): node}
         for part, given in zip(parts, inputs, strict=False):
             result = None if result is None else _unify(made, given, part, result)
         if result is not None:

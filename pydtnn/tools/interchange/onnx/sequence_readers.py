@@ -14,7 +14,7 @@ from pydtnn.tools.interchange.onnx.functions import decimal, factor_of
 from pydtnn.tools.interchange.onnx.operators import ROWS, means_of_bins
 from pydtnn.tools.interchange.onnx.readers import OPERATORS, linear
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, Repeated
-from pydtnn.tools.interchange.onnx.views import Atom, Source, Value, atoms_of, size_of
+from pydtnn.tools.interchange.onnx.views import Atom, ModelArray, Value, atoms_of, size_of
 
 MIN_FACTOR = 0.01
 """Of scores that a mask has hidden, so that they stay so."""
@@ -273,7 +273,7 @@ def _attention(at: Reading, scores: Scores, v: Value) -> Value:
         source = at.net.add(
             f"{at.node.name}.queries", layers.Rescale(decimal(factor)), q.source.node
         )
-        q = replace(q, source=Source(source))
+        q = replace(q, source=ModelArray(source))
     if q.shape != v.shape:
         raise at.fail(f"values must have the shape of queries {q.given}, got {v.given}")
     parts = (q, k, replace(v, name=at.node.name))
@@ -292,7 +292,7 @@ def _attention(at: Reading, scores: Scores, v: Value) -> Value:
     atoms = tuple(Atom(atom.size) for atom in orders[0])
     place = dict(zip(orders[0], atoms, strict=True))
     axes = tuple(tuple(place.get(atom, atom) for atom in axis) for axis in q.axes)
-    return Value(Source(made), atoms, axes, q.batch, at.node.name)
+    return Value(ModelArray(made), atoms, axes, q.batch, at.node.name)
 
 
 def _heads_last(at: Reading, x: Value) -> tuple[Atom, ...]:
@@ -353,7 +353,7 @@ def _recurrent(at: Reading) -> list[Value]:
     atoms = (*steps, *both, *units)
     if at.get("layout", 0):
         axes = (x.batch_axis, steps, both, units)
-    every = Value(Source(made), atoms, axes, x.batch, at.node.name)
+    every = Value(ModelArray(made), atoms, axes, x.batch, at.node.name)
 
     def last() -> Any:
         """Add slices of the last steps of all directions."""
@@ -369,7 +369,7 @@ def _recurrent(at: Reading) -> list[Value]:
 
     two, wide = map(atoms_of, (len(states), features))
     axes = (x.batch_axis, two, wide) if at.get("layout", 0) else (two, x.batch_axis, wide)
-    return [every, Value(Source(last), (*two, *wide), axes, x.batch, at.node.name)]
+    return [every, Value(ModelArray(last), (*two, *wide), axes, x.batch, at.node.name)]
 
 
 def _directions(

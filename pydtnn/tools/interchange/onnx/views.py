@@ -17,7 +17,7 @@ import numpy as np
 
 from pydtnn.layers import Embedding, Flatten, Layer, Reshape, Slice, Transpose
 from pydtnn.layers.base import Shape
-from pydtnn.layers.blocks import Graph
+from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.node import Node
 from pydtnn.tools.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, Names
@@ -57,7 +57,7 @@ def axis_of_batch(batch: Atom) -> Atoms:
     return (batch,) if batch.size > 1 else ()
 
 
-class Source:
+class ModelArray:
     """An array of the model; its layer is added when it is read.
 
     Attributes
@@ -68,7 +68,7 @@ class Source:
 
     def __init__(self, make: Callable[[], Node] | Node) -> None:
         self._make = make
-        self.whole: Source | None = None
+        self.whole: ModelArray | None = None
         self.start = 0
 
     @property
@@ -99,7 +99,7 @@ class Value:
         Whether elements are integers: tokens.
     """
 
-    source: Source
+    source: ModelArray
     atoms: Atoms
     axes: tuple[Atoms, ...]
     batch: Atom
@@ -210,7 +210,9 @@ class Wiring:
         Constants that are another one's transpose.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[Node], reserved: Iterable[str]) -> None:
+    def __init__(
+        self, graph: GraphBuilder, inputs: Sequence[Node], reserved: Iterable[str]
+    ) -> None:
         self.graph = graph
         self.arrays: dict[str, np.ndarray] = {}
         self.tied: dict[str, Embedding] = {}
@@ -260,7 +262,7 @@ class Wiring:
         *size, channels = map(atoms_of, node.shape)
         atoms = tuple(atom for axis in (*size, channels) for atom in axis)
         axes = (axis_of_batch(batch), channels, *size)
-        return Value(Source(node), atoms, axes, batch, name)
+        return Value(ModelArray(node), atoms, axes, batch, name)
 
     def features(self, node: Node, x: Value, before: Atoms, axes: tuple[Atoms, ...]) -> Value:
         """Return the value whose last axis is the last one of a node.
@@ -276,7 +278,7 @@ class Wiring:
             Of ONNX, without the last one.
         """
         last = atoms_of(node.shape[-1])
-        return Value(Source(node), (*before, *last), (*axes, last), x.batch, x.name)
+        return Value(ModelArray(node), (*before, *last), (*axes, last), x.batch, x.name)
 
     def in_order(self, node: Node, x: Value, shape: Shape | None = None) -> Value:
         """Return the value of an array in the order of ONNX, with an atom for each axis.
@@ -291,7 +293,7 @@ class Wiring:
         """
         axes = tuple(map(atoms_of, node.shape if shape is None else shape))
         atoms = tuple(atom for axis in axes for atom in axis)
-        return replace(x, source=Source(node), atoms=atoms, axes=(x.axes[0], *axes))
+        return replace(x, source=ModelArray(node), atoms=atoms, axes=(x.axes[0], *axes))
 
     # -- arrays in memory
 
@@ -452,7 +454,7 @@ class Wiring:
             axes=tuple((*made, *inner) if i == axis else other for i, other in enumerate(x.axes)),
         )
 
-    def _slice(self, x: Value, at: int, cut: slice) -> Source:
+    def _slice(self, x: Value, at: int, cut: slice) -> ModelArray:
         """Return the part of an array along an atom; the layer is added when it is read."""
         before, size = size_of(x.atoms[:at]), x.atoms[at].size
         after, name, source = size_of(x.atoms[at + 1 :]), x.name, x.source
@@ -470,7 +472,7 @@ class Wiring:
             scaled = slice(cut.start * scale, cut.stop * scale, cut.step)
             return self.add(name, Slice(*[slice(None)] * axis, scaled), node)
 
-        made = Source(make)
+        made = ModelArray(make)
         if cut.step == 1 and before * size * after == prod(source.node.shape):
             *_, last = source.node.shape
             if before * last == prod(source.node.shape):

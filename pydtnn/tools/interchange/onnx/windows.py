@@ -14,7 +14,7 @@ from pydtnn import layers
 from pydtnn.layers import Layer
 from pydtnn.tools.interchange.onnx.graph import MAX_ELEMENTS, axes_of
 from pydtnn.tools.interchange.onnx.reading import Read, Reading
-from pydtnn.tools.interchange.onnx.views import Source, Value, size_of
+from pydtnn.tools.interchange.onnx.views import ModelArray, Value, size_of
 
 Array = np.ndarray
 
@@ -203,7 +203,7 @@ def _means(at: Reading) -> Value:
         if pooled is None:
             whole = MEANS[len(node.shape)]
             layer = whole() if before == 1 else layers.AdaptiveAvgPool2d((before, 1))
-        source = Source(at.net.add(at.node.name, layer, node))
+        source = ModelArray(at.net.add(at.node.name, layer, node))
     keep = at.get("keepdims", 1)
     kept = [(i, axis) for i, axis in enumerate(x.axes) if keep or i not in reduced]
     made = tuple(() if i in reduced else axis for i, axis in kept)

@@ -17,7 +17,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
-from pydtnn.training.workload import Rank, Workload
+from pydtnn.training.workload import Workload, WorkloadRank
 from pydtnn.utils.files import unwritable, write_through
 
 WRITTEN = 32 << 20
@@ -67,7 +67,9 @@ def python(threads: int, now: Callable[[], float]) -> tuple[Sample, ...]:
     """
     found = []
     for depth in DEPTHS:
-        rank = Rank(Workload(partial(_tiny, depth), (2, 2, 4), batch=1, threads=threads), Serial())
+        rank = WorkloadRank(
+            Workload(partial(_tiny, depth), (2, 2, 4), batch=1, threads=threads), Serial()
+        )
         step = partial(rank.trainer.train_step, rank.batch)
         found.append(sample(f"Python in {depth} blocks", step, 40, clock=now, limit=0.5))
     return tuple(found)

@@ -15,7 +15,7 @@ from pydtnn.comm.schedules.network import Network, Route
 from pydtnn.comm.schedules.rule import without_rule
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
 from pydtnn.tools.perfmodel.engine.processor import Processor
-from pydtnn.tools.perfmodel.platform import COLLECTIVES, Link, Messages
+from pydtnn.tools.perfmodel.platform import COLLECTIVES, Link, MessageSpeed
 
 LENGTHS = (64, 1 << 13, 1 << 17, 1 << 20)
 """Lengths of the arrays of the measured collectives, in B."""
@@ -24,7 +24,7 @@ COLLECTIVE_REPEATS = 3
 """Measurements of each, after one that opens connections; the median is used."""
 
 
-def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, list[str]]:
+def measure_messages(comm: Communicator, default: MessageSpeed) -> tuple[MessageSpeed, list[str]]:
     """Measure messages between the ranks of a job. Collective: all ranks call it.
 
     Parameters
@@ -57,7 +57,7 @@ def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, l
     missing = [f"messages.{n}" for n, own in zip(links, (inside, between), strict=True) if not own]
     if comm.size == 1:
         missing += ["messages.call"]
-    messages = Messages(
+    messages = MessageSpeed(
         links["inside"],
         links["between"],
         add=add,
@@ -82,7 +82,7 @@ def measure_collectives(comm: Communicator) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        `Messages.collectives`, equal on all ranks.
+        `MessageSpeed.collectives`, equal on all ranks.
     """
     plain = without_rule(comm)
     found = {}

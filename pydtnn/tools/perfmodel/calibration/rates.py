@@ -32,7 +32,7 @@ from pydtnn.model.model import Model, example_inputs
 from pydtnn.tools.perfmodel.calibration.sample import excess
 from pydtnn.tools.perfmodel.compute.analytic import accesses
 from pydtnn.tools.perfmodel.compute.classes import classify
-from pydtnn.training.workload import Rank, Workload
+from pydtnn.training.workload import Workload, WorkloadRank
 from pydtnn.utils.observer import Kind, Observer
 
 REPEATS = 7
@@ -103,7 +103,7 @@ def combine(ranks: Sequence[Measured]) -> dict[str, Any]:
     return fields
 
 
-class _Clock(Observer):
+class _PassClock(Observer):
     """Time of each pass of each node of a step."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -119,7 +119,7 @@ class _Clock(Observer):
         self.times[name, kind].append(self.now() - start)
 
 
-class Network(NamedTuple):
+class MeasuredModel(NamedTuple):
     """What is measured.
 
     Attributes
@@ -140,7 +140,7 @@ class Network(NamedTuple):
     model: Model
     samples: int
     step: Callable[[], object]
-    clock: _Clock
+    clock: _PassClock
     accesses: int = 0
 
     def bandwidth(self, updates: Sequence[float]) -> float:
@@ -149,18 +149,18 @@ class Network(NamedTuple):
         return self.accesses * 4 * numbers / statistics.median(updates)
 
 
-Networks = Callable[[Backend, Callable[[], float]], Iterable[Network]]
+Networks = Callable[[Backend, Callable[[], float]], Iterable[MeasuredModel]]
 """Creates networks for a backend that are measured with a clock."""
 
 
 def training(name: str, work: Workload) -> Networks:
     """Return the training steps of one rank."""
 
-    def create(backend: Backend, now: Callable[[], float]) -> Iterator[Network]:
-        clock = _Clock(now)
-        rank = Rank(work, Serial(), backend=backend, observers=[clock])
+    def create(backend: Backend, now: Callable[[], float]) -> Iterator[MeasuredModel]:
+        clock = _PassClock(now)
+        rank = WorkloadRank(work, Serial(), backend=backend, observers=[clock])
         numbers = accesses(work.slots)
-        yield Network(name, rank.trainer.model, work.batch, rank.step, clock, numbers)
+        yield MeasuredModel(name, rank.trainer.model, work.batch, rank.step, clock, numbers)
 
     return create
 
@@ -172,7 +172,7 @@ def _passes(
     samples: int,
     backend: Backend,
     now: Callable[[], float],
-) -> Network:
+) -> MeasuredModel:
     """Return both passes of a network, the gradient of the input included."""
     parts = net if isinstance(net, Sequential) else ()
     fuse = not any(isinstance(part, GroupNorm) for part in parts)  # that one is of single layers
@@ -188,8 +188,8 @@ def _passes(
         dy = tuple(gradient.copy() for gradient in gradients)
         model.backward(dy if len(dy) > 1 else dy[0], saved)
 
-    model.observer = _Clock(now)
-    return Network(name, model, samples, step, model.observer)
+    model.observer = _PassClock(now)
+    return MeasuredModel(name, model, samples, step, model.observer)
 
 
 def measure_rates(
@@ -253,7 +253,7 @@ def _matrix(classes: int, shape: tuple[int, ...]) -> Linear:
     return Linear(classes)
 
 
-def _networks(backend: Backend, now: Callable[[], float]) -> Iterator[Network]:
+def _networks(backend: Backend, now: Callable[[], float]) -> Iterator[MeasuredModel]:
     """Create the networks with layers of many classes."""
     for name, net, shape, samples in _nets():
         yield _passes(name, net, shape, samples, backend, now)
@@ -295,7 +295,7 @@ Times = dict[tuple[str, str], tuple[tuple[Layer, str], list[float]]]
 
 
 def _run(
-    network: Network, together: Callable[[], object], repeats: int
+    network: MeasuredModel, together: Callable[[], object], repeats: int
 ) -> tuple[Times, list[float], list[float]]:
     """Return the times of each layer and direction, of steps, and of updates."""
     clock, steps, updates = network.clock, [], []

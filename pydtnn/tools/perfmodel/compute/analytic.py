@@ -15,8 +15,8 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
-from pydtnn.layers.striped_conv import StripedConv2d
-from pydtnn.model.summary import own_samples
+from pydtnn.model.partition.striped_conv import StripedConv2d
+from pydtnn.model.summary import local_samples
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.tools.perfmodel.compute.classes import Rates, classify
 from pydtnn.tools.perfmodel.entries import DIRECTIONS
@@ -214,7 +214,7 @@ class AnalyticCosts(ComputeCosts):
             return self._phase(label)
         if label.index != int(isinstance(layer, StripedConv2d)):
             return 0.0
-        batch = own_samples(layer, batch)
+        batch = local_samples(layer, batch)
         cost = layer.cost(batch)
         if label.kind == "forward":
             return self._pass(layer, False, batch, cost.flops_forward, cost.bytes_forward)

@@ -20,12 +20,12 @@ import numpy as np
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.waiting import sleeps
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import assign_shards
 from pydtnn.tools.perfmodel.compute.base import Label
 from pydtnn.tools.perfmodel.compute.profile import Profile, RankProfile
 from pydtnn.tools.perfmodel.compute.segments import SegmentTimes
 from pydtnn.training.preparation import autotune
-from pydtnn.training.workload import Rank, Workload
+from pydtnn.training.workload import Workload, WorkloadRank
 from pydtnn.utils.machine import cpu_model
 from pydtnn.utils.request import Completed, Request
 from pydtnn.utils.validate import check_int
@@ -267,7 +267,7 @@ def alike(workload: Workload) -> tuple[int, ...]:
         for axis in reversed([*workload.axes]):
             rest, position[axis] = divmod(rest, workload.axes[axis])
         place = position.pop("data", 0)
-        rows, _ = own_shards(workload.batch, data, place, data)
+        rows, _ = assign_shards(workload.batch, data, place, data)
         part = (*position.values(), rows.stop - rows.start)
         found.append(rank if workload.ranks <= MAX_EACH else first.setdefault(part, rank))
     return tuple(found)
@@ -334,7 +334,7 @@ def _measure_thread(
     def run(comm: Communicator) -> Steps:
         if comm.rank == rank:
             return _measure_rank(workload, comm, steps, together)
-        Rank(workload, comm)
+        WorkloadRank(workload, comm)
         comm.barrier()
         return [], 0
 
@@ -352,7 +352,7 @@ def _measure_rank(
     """Run steps of this rank with detached communicators."""
     times = SegmentTimes(time.thread_time_ns if shared else time.perf_counter_ns)
     detachable = Detachable(comm)
-    rank = Rank(workload, detachable, observers=[times])
+    rank = WorkloadRank(workload, detachable, observers=[times])
     trainer = rank.trainer
     times.traffic = trainer.comm.traffic
     found = []

@@ -16,7 +16,7 @@ from math import ceil, inf
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.validate import check_int
 
-TURN_S = 0.1
+REBALANCE_S = 0.1
 """Time for which Linux leaves three processes on two cores where they are, in s: 0.1 to 0.15."""
 
 
@@ -63,10 +63,10 @@ class SharedCores:
         group = self.groups[rank]
         ranks, place = self.groups.count(group), self.groups[:rank].count(group)
         fewest, more = divmod(ranks, self.number)  # ranks of a core, and cores with one more
-        turn = int(now // TURN_S)
+        turn = int(now // REBALANCE_S)
         while True:
             beside = max(fewest + ((place + turn) % ranks < more * (fewest + 1)), 1)
-            left = (turn + 1) * TURN_S - now
+            left = (turn + 1) * REBALANCE_S - now
             if not more or beside * seconds <= left:
                 return now + beside * seconds
             now, seconds, turn = now + left, seconds - left / beside, turn + 1

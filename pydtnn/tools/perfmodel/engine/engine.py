@@ -32,7 +32,7 @@ FREE_TESTS = 64
 POLL = 5e-6
 """Time of a test in such a loop, in s."""
 
-MOST_LATER = 64
+MAX_COMPLETIONS = 64
 """Completions that are noted before those of the past are forgotten."""
 
 
@@ -60,7 +60,7 @@ class Completion:
         self.waits = False
 
 
-class Event(NamedTuple):
+class EngineEvent(NamedTuple):
     """An action at a time; `number` orders those of a rank at the same time."""
 
     time: float
@@ -103,7 +103,7 @@ class RankState:
     def note(self, at: float) -> None:
         """Note the completion of an operation."""
         self.later.append(at)
-        if len(self.later) > MOST_LATER:
+        if len(self.later) > MAX_COMPLETIONS:
             self.sort()
 
     def sort(self) -> None:
@@ -148,7 +148,7 @@ class Engine:
         self._ranks = [RankState() for _ in network.hosts]
         self._running = len(self._ranks)
         self._ended = 0
-        self._events: list[Event] = []
+        self._events: list[EngineEvent] = []
         self._number = 0
         self._flows = Flows(network)
         self._kept = cores if cores and cores.kept else None
@@ -265,7 +265,7 @@ class Engine:
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Let an action be executed at a time that is not before the present one."""
         self._number += 1
-        heapq.heappush(self._events, Event(time, INTERNAL, self._number, action))
+        heapq.heappush(self._events, EngineEvent(time, INTERNAL, self._number, action))
 
     def change(self, time: float, network: Network) -> None:
         """Replace the network at a time by one with the same hosts and other rates."""
@@ -349,7 +349,7 @@ class Engine:
     def _post(self, rank: int, action: Callable[[], None]) -> None:
         one = self._ranks[rank]
         one.posted += 1
-        heapq.heappush(self._events, Event(one.clock, rank, one.posted, action))
+        heapq.heappush(self._events, EngineEvent(one.clock, rank, one.posted, action))
 
     def _attend(self, one: RankState, until: float = 0.0) -> None:
         """Note that a rank makes a call of the communicator, until a time that is known."""

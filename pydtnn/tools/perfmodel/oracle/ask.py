@@ -9,7 +9,7 @@ from math import inf, prod
 from typing import Any
 
 from pydtnn.tools.perfmodel.oracle.campaign import Terms, plan_campaign
-from pydtnn.tools.perfmodel.oracle.options import Case, add_run
+from pydtnn.tools.perfmodel.oracle.options import OracleCase, add_run
 from pydtnn.tools.perfmodel.oracle.ranking import Entry
 from pydtnn.tools.perfmodel.oracle.table import format_times, percent
 from pydtnn.training.workload import Workload
@@ -64,7 +64,7 @@ def _run(arguments: Sequence[str]) -> None:
                 f"ask: expected --epochs, got {name}, which has been removed; `python -m pydtnn "
                 "oracle` prints times by ranks, and with --sweep by properties of the platform"
             )
-    case = _Case(create_parser().parse_args(arguments))
+    case = _Question(create_parser().parse_args(arguments))
     case.ranks.sort()
     terms = _terms(case.options, case.work)
     print(case.title)
@@ -93,7 +93,7 @@ def _terms(options: argparse.Namespace, work: Workload) -> dict[str, Terms]:
     return found
 
 
-class _Case(Case):
+class _Question(OracleCase):
     """The run and the platform that questions are about."""
 
     @property
@@ -114,7 +114,7 @@ def _epoch(entry: Entry) -> float:
     return entry.projection.epoch if entry.projection else inf
 
 
-def _print_campaign(case: _Case, terms: dict[str, Terms]) -> None:
+def _print_campaign(case: _Question, terms: dict[str, Terms]) -> None:
     entries = {ranks: case.fastest(ranks) for ranks in case.ranks}
     projector, found = case.oracle.projector, {}
     names = "ranks, after a failure, strategy, time, host h, kWh, cost, failures, limited by"

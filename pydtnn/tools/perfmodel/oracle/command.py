@@ -13,7 +13,7 @@ from typing import Any
 
 from pydtnn.tools.perfmodel.oracle import table
 from pydtnn.tools.perfmodel.oracle.ask import main as ask
-from pydtnn.tools.perfmodel.oracle.options import Case, axes_of, create_parser
+from pydtnn.tools.perfmodel.oracle.options import OracleCase, axes_of, create_parser
 from pydtnn.tools.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.tools.perfmodel.oracle.ranking import Entry, best, first_of_kinds
 from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    case = Case(options)
+    case = OracleCase(options)
     ranks, oracle, platform, work = case.ranks, case.oracle, case.platform, case.work
     explained = axes_of(options.explain) if options.explain else {}
     note = platform.check_hosts(max(*ranks, prod(explained.values())))

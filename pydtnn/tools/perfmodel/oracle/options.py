@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pydtnn.model.pipeline.schedules import find
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
-from pydtnn.parallel.pipeline.schedules import find
 from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.entries import check
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Oracle, Variants, strategies
@@ -99,7 +99,7 @@ def add_run(parser: Parser) -> None:
     tried.add_argument("--no-sharded", action="store_true", help="no sharded schemes")
 
 
-class Case:
+class OracleCase:
     """A run on a platform, and what is tried, as the options of `add_run` describe them.
 
     Attributes

@@ -21,10 +21,10 @@ AXES = ("spatial", "filter", "channel", "tensor", "context", "expert", PIPELINE)
 KINDS = ("data", *AXES)
 """Kinds of strategies: data parallelism, and that of each axis, alone or with data."""
 
-MOST_PARTS = 128
+MAX_PARTS = 128
 """Parts of a layer in an enumeration: the layers of few networks can be cut into more."""
 
-MOST_STAGES = 8
+MAX_STAGES = 8
 """Stages of a pipeline in an enumeration: longer ones wait more than they compute."""
 
 
@@ -128,7 +128,7 @@ def _factorisations(ranks: int, axes: Sequence[str]) -> Iterator[tuple[int, ...]
     if not axes:
         yield ()
         return
-    largest = MOST_STAGES if axes[0] == PIPELINE else MOST_PARTS
+    largest = MAX_STAGES if axes[0] == PIPELINE else MAX_PARTS
     for part in range(2, min(ranks, largest) + 1):
         if ranks % part == 0:
             for rest in _factorisations(ranks // part, axes[1:]):

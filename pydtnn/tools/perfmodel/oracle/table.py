@@ -16,7 +16,7 @@ from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.tools.perfmodel.oracle.ranking import KINDS, MOST_STAGES, Entry, best
+from pydtnn.tools.perfmodel.oracle.ranking import KINDS, MAX_STAGES, Entry, best
 from pydtnn.tools.perfmodel.prediction import LayerTime, Prediction
 from pydtnn.training.workload import Workload
 from pydtnn.utils.units import align, memory
@@ -55,9 +55,9 @@ def find_limits(work: Workload, backend: Backend) -> list[Limit]:
         if limit.kind not in least or limit.ranks < least[limit.kind].ranks:
             least[limit.kind] = limit
     why = f"{len(layers)} layers"
-    if len(layers) > MOST_STAGES:
-        why += f"; longer pipelines than {MOST_STAGES} mostly wait, and are not tried"
-    least[PIPELINE] = Limit(PIPELINE, min(len(layers), MOST_STAGES), why)
+    if len(layers) > MAX_STAGES:
+        why += f"; longer pipelines than {MAX_STAGES} mostly wait, and are not tried"
+    least[PIPELINE] = Limit(PIPELINE, min(len(layers), MAX_STAGES), why)
     return [least[kind] for kind in KINDS if kind in least]
 
 

@@ -17,7 +17,6 @@ from pydtnn.layers.activation import Activation
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.dropout import Dropout
-from pydtnn.layers.exchange import SAMPLES, Spread, State
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.parameters import Cut
@@ -25,14 +24,15 @@ from pydtnn.layers.reshape import Flatten, Identity
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.memory import DryMesh
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, part_shape
+from pydtnn.model.partition.exchange import SAMPLES, Spread, State
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of
 from pydtnn.tools.perfmodel.compute import Label
 from pydtnn.tools.perfmodel.dry_step import MIN_COUNTED_BYTES, inner_position
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
-from pydtnn.tools.perfmodel.outline import Linear, Start
+from pydtnn.tools.perfmodel.outline import Affine, Start
 from pydtnn.tools.perfmodel.projection import Projector
-from pydtnn.tools.perfmodel.search.solver import Option, Unit
 from pydtnn.tools.perfmodel.search.solver import State as UnitState
+from pydtnn.tools.perfmodel.search.solver import Unit, UnitOption
 
 AXIS = "model"
 """Axis of the mesh along which layers are cut."""
@@ -109,11 +109,11 @@ class LayerOptions:
 
     # -- options of a unit ------------------------------------------------------------------------
 
-    def __call__(self, index: int, states: tuple[UnitState, ...]) -> Iterator[Option]:
+    def __call__(self, index: int, states: tuple[UnitState, ...]) -> Iterator[UnitOption]:
         """Yield the options of a unit: `pydtnn.tools.perfmodel.search.solver.Options`."""
         have: Any = states
         if index < len(self.graph.inputs):
-            yield Option("", (), (Spread.WHOLE, frozenset()), 0.0)
+            yield UnitOption("", (), (Spread.WHOLE, frozenset()), 0.0)
             return
         natives = tuple(native for native, _ in have)
         for name, cost in self._costs(index, natives):
@@ -123,7 +123,7 @@ class LayerOptions:
                 found, time, size = self._available(source, state, need)
                 after.append(found)
                 seconds, memory = seconds + time, memory + size
-            yield Option(name, tuple(after), (cost.output, frozenset()), seconds, memory)
+            yield UnitOption(name, tuple(after), (cost.output, frozenset()), seconds, memory)
 
     def _available(self, source: int, state: Any, need: State) -> tuple[Any, float, float]:
         """Return the state with a layout available, and the time and memory of the exchange."""
@@ -216,13 +216,13 @@ class LayerOptions:
 
     def _messages(self, nbytes: float, count: int) -> float:
         """Return the time of messages from each rank to `count` others, `nbytes` in total."""
-        each = Linear(nbytes / count, 0.0)
+        each = Affine(nbytes / count, 0.0)
         kind = "messages" if count >= self.ranks - 1 else "neighbours"
-        start = Start(0, "", kind, AXIS, Linear(nbytes, 0.0), each, count)
+        start = Start(0, "", kind, AXIS, Affine(nbytes, 0.0), each, count)
         return duration(self.messages.layer(start, 0))
 
     def _exchange_seconds(self, before: State, after: State, nbytes: float) -> float:
-        """Return the time of an exchange, forward and backward: `pydtnn.layers.exchange`."""
+        """Return the time of an exchange in both directions: `pydtnn.model.partition.exchange`."""
         to: State = Spread.WHOLE if before is Spread.PARTIAL else before
         return self._one_way(before, after, nbytes) + self._one_way(after, to, nbytes)
 

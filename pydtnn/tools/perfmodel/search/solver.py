@@ -36,7 +36,7 @@ class Unit(NamedTuple):
     inputs: tuple[int, ...]
 
 
-class Option(NamedTuple):
+class UnitOption(NamedTuple):
     """A way to execute a unit.
 
     Attributes
@@ -59,7 +59,7 @@ class Option(NamedTuple):
     memory: float = 0.0
 
 
-Options = Callable[[int, tuple[State, ...]], Iterable[Option]]
+Options = Callable[[int, tuple[State, ...]], Iterable[UnitOption]]
 """Returns the options of the unit of an index, given the states of its inputs."""
 
 
@@ -72,7 +72,7 @@ class Solution:
     options : tuple of Option
     """
 
-    options: tuple[Option, ...]
+    options: tuple[UnitOption, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class _Label(NamedTuple):
 
     seconds: float
     memory: float
-    option: Option | None
+    option: UnitOption | None
     before: _Label | None
 
 
@@ -161,7 +161,7 @@ def _best(labels: list[_Label], most: int) -> list[_Label]:
 
 def _trace(label: _Label) -> Solution:
     """Return the options of a label, in the order of units."""
-    found: list[Option] = []
+    found: list[UnitOption] = []
     at: _Label | None = label
     while at is not None and at.option is not None:
         found.append(at.option)

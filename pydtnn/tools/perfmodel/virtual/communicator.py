@@ -91,7 +91,7 @@ class Copies:
         return seconds - hidden
 
 
-class Group:
+class VirtualGroup:
     """State shared by the communicators of one group.
 
     Parameters
@@ -159,7 +159,7 @@ class VirtualCommunicator(MeetingCommunicator):
 
     def __init__(
         self,
-        group: Group,
+        group: VirtualGroup,
         rank: int,
         traffic: Traffic | None = None,
         buffers: Buffers | None = None,
@@ -189,21 +189,23 @@ class VirtualCommunicator(MeetingCommunicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.send(self.rank, to, tag, array)
-        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes)
+        sent = _VirtualRequest(
+            self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes
+        )
         return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.receive(source, self.rank, tag, array)
-        received = _Transfer(
+        received = _VirtualRequest(
             self, lambda: f"recv from {name_source(source)} (tag {tag})", done, source, array.nbytes
         )
         return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
-    def _create_group(self, name: str, members: list[int]) -> Group:
-        return Group(self._engine, self._group.processor, name, members)
+    def _create_group(self, name: str, members: list[int]) -> VirtualGroup:
+        return VirtualGroup(self._engine, self._group.processor, name, members)
 
-    def _create_member(self, group: Group, rank: int) -> VirtualCommunicator:
+    def _create_member(self, group: VirtualGroup, rank: int) -> VirtualCommunicator:
         shared = self.traffic, self.buffers, self.copies
         return VirtualCommunicator(group, rank, *shared)
 
@@ -273,7 +275,7 @@ class VirtualCommunicator(MeetingCommunicator):
         return self._engine.test(self._own, times.left[self.rank])
 
 
-class _Transfer(Request):
+class _VirtualRequest(Request):
     """A pending message, whose bytes are copied by the processors of both ranks.
 
     A rank that waits copies them while they arrive, except for the last piece. A message from any

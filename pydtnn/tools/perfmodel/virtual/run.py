@@ -18,7 +18,7 @@ from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.engine import Engine
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.virtual.clock import RankClock
-from pydtnn.tools.perfmodel.virtual.communicator import Group, VirtualCommunicator
+from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator, VirtualGroup
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import now, use
 
@@ -89,7 +89,7 @@ def run_virtual(
     engine = Engine(disturbances.network_at(network, 0.0), cores)
     for time in disturbances.changes():
         engine.change(time, disturbances.network_at(network, time))
-    everyone = Group(engine, processor, "all", range(ranks))
+    everyone = VirtualGroup(engine, processor, "all", range(ranks))
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:

@@ -25,18 +25,18 @@ from pydtnn.tools.perfmodel.compute.base import ComputeCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.tools.perfmodel.prediction import Memory, Prediction, RankPrediction, StepTime
+from pydtnn.tools.perfmodel.prediction import MemoryUse, Prediction, RankPrediction, StepTime
 from pydtnn.tools.perfmodel.virtual.alike import DifferentError, run_alike
 from pydtnn.tools.perfmodel.virtual.clock import SegmentClock
 from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.tools.perfmodel.virtual.run import run_virtual
-from pydtnn.training.workload import Rank, Workload, check_timed, period
+from pydtnn.training.workload import Workload, WorkloadRank, check_timed, period
 from pydtnn.utils import clock
 
 WHO = "predict"
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 """Largest number of ranks of which a prediction has all."""
 
 MAX_DIFFERENT_RANKS = 1024
@@ -49,7 +49,7 @@ STEPS = 5
 """Steps of which the one with the median time is predicted; periods of schemes with periods."""
 
 
-class Steps(NamedTuple):
+class ExecutedSteps(NamedTuple):
     """What a rank has executed.
 
     Attributes
@@ -61,7 +61,7 @@ class Steps(NamedTuple):
         Virtual time before the first step, and after each, in s.
     """
 
-    rank: Rank
+    rank: WorkloadRank
     times: list[StepTime]
     ends: list[float]
 
@@ -101,9 +101,9 @@ def predict(
         )
     if not isinstance(platform, Platform):
         platform = Platform.load(platform)
-    if workload.ranks > MOST_RANKS:
+    if workload.ranks > MAX_RANKS:
         raise ValueError(
-            f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
+            f"{WHO}: expected at most {MAX_RANKS} ranks, got {workload.ranks}; use the oracle"
         )
     check_timed(workload)
     costs = AnalyticCosts.of(workload, platform) if costs is None else costs
@@ -154,7 +154,7 @@ def simulate(
         temporary = temporary_memory(workload.compress, workload.compress_options)
     program = _program(workload, STEPS)
 
-    def run(comm: Communicator) -> tuple[list[StepTime], Memory]:
+    def run(comm: Communicator) -> tuple[list[StepTime], MemoryUse]:
         found = program(comm)
         model = found.rank.trainer.model
         largest = max((bucket.grads.nbytes for bucket in model.buckets), default=0)
@@ -168,13 +168,13 @@ def simulate(
     return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
 
 
-def _program(workload: Workload, periods: int) -> Callable[[Communicator], Steps]:
+def _program(workload: Workload, periods: int) -> Callable[[Communicator], ExecutedSteps]:
     """Return a function that executes steps of whole periods on a rank."""
     length = period(workload)
 
-    def run(comm: Communicator) -> Steps:
+    def run(comm: Communicator) -> ExecutedSteps:
         backend = dry_backend(workload.create_backend(), threshold=1)
-        rank = Rank(workload, comm, backend=backend)
+        rank = WorkloadRank(workload, comm, backend=backend)
         rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
         for _ in range(length * -(-WARM_UP // length)):
             rank.step()
@@ -186,12 +186,12 @@ def _program(workload: Workload, periods: int) -> Callable[[Communicator], Steps
                 rank.step()
                 ends.append(own.now())
             times.append(own.take(length))
-        return Steps(rank, times, ends)
+        return ExecutedSteps(rank, times, ends)
 
     return run
 
 
-def rank_memory(rank: Rank, library: int = 0) -> Memory:
+def rank_memory(rank: WorkloadRank, library: int = 0) -> MemoryUse:
     """Predict the memory of a rank by running its passes without computation.
 
     Parameters
@@ -216,7 +216,7 @@ def rank_memory(rank: Rank, library: int = 0) -> Memory:
     batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
     passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
     passed *= model.dtype.itemsize  # the forecast has the samples of one pass
-    return Memory(
+    return MemoryUse(
         parameters=forecast.parameters + forecast.copies - values,
         gradients=forecast.gradients - grads,
         slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydtnn.tools.tracing.analysis.blocks import Blocks, Labels, describe_label, find_blocks, label
 from pydtnn.tools.tracing.analysis.difference import Change, compare, step_durations
 from pydtnn.tools.tracing.analysis.efficiency import Efficiency, efficiency
-from pydtnn.tools.tracing.analysis.path import CriticalPaths, Part, Path, Segment
+from pydtnn.tools.tracing.analysis.path import CriticalPaths, Path, PathPart, PathSegment
 from pydtnn.tools.tracing.analysis.states import State, States, find_states
 from pydtnn.tools.tracing.analysis.times import (
     EpochTime,
@@ -26,40 +28,44 @@ from pydtnn.tools.tracing.analysis.times import (
     usage,
     waits,
 )
+from pydtnn.utils.moved import renamed
 
 __all__ = [
     "Blocks",
-    "find_blocks",
-    "Labels",
-    "label",
-    "describe_label",
-    "Time",
-    "times",
-    "phase_times",
-    "layer_times",
-    "operation_times",
+    "Change",
+    "CriticalPaths",
+    "Efficiency",
     "EpochTime",
-    "epoch_times",
-    "Usage",
-    "usage",
+    "Labels",
+    "Machine",
+    "Path",
+    "PathPart",
+    "PathSegment",
+    "Rate",
+    "Slow",
     "State",
     "States",
-    "find_states",
-    "waits",
-    "traffic",
-    "Rate",
-    "Machine",
-    "machine",
-    "rates",
-    "Efficiency",
-    "efficiency",
-    "CriticalPaths",
-    "Path",
-    "Part",
-    "Segment",
-    "Slow",
-    "slow_ranks",
-    "Change",
+    "Time",
+    "Usage",
     "compare",
+    "describe_label",
+    "efficiency",
+    "epoch_times",
+    "find_blocks",
+    "find_states",
+    "label",
+    "layer_times",
+    "machine",
+    "operation_times",
+    "phase_times",
+    "rates",
+    "slow_ranks",
     "step_durations",
+    "times",
+    "traffic",
+    "usage",
+    "waits",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = renamed(__name__)

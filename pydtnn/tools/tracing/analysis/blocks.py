@@ -81,7 +81,7 @@ def describe_label(kind: Kind, name: str) -> str:
     return name if plain else f'phase "{name}"'
 
 
-def beyond_others(seconds: np.ndarray) -> np.ndarray:
+def excess_over_median(seconds: np.ndarray) -> np.ndarray:
     """Return how much each rank needs beyond the median of the other ranks.
 
     Parameters

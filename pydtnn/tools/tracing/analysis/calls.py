@@ -37,7 +37,7 @@ class Side:
 
 
 @dataclass
-class Call:
+class TracedCall:
     """A call or wait of a rank, or a test of its requests.
 
     Attributes
@@ -72,7 +72,7 @@ class Call:
         passes = 2 if self.name in ("allreduce", "iallreduce") else 1
         return round(self.nbytes * size / (passes * (size - 1)))
 
-    def awaited(self, posts: Sequence[Call]) -> int:
+    def awaited(self, posts: Sequence[TracedCall]) -> int:
         """Return which of the calls that posted messages a wait has waited for.
 
         It is the one whose last message was complete in the wait, or before it.
@@ -94,7 +94,7 @@ class RankProgram:
         Recorded times, and the computation up to each, in ns.
     """
 
-    calls: list[Call]
+    calls: list[TracedCall]
     times: np.ndarray
     computed: np.ndarray
 
@@ -135,31 +135,33 @@ class Programs:
         factors = self._factors(without)
         return [self._rank(rank, factors) for rank in range(self.timeline.size)]
 
-    def _find_calls(self) -> tuple[np.ndarray, list[list[Call]]]:
+    def _find_calls(self) -> tuple[np.ndarray, list[list[TracedCall]]]:
         """Return which activities are calls or waits, and those of each rank within its steps."""
         timeline, steps = self.timeline, self.timeline.steps
         blocks, names = find_blocks(timeline), timeline.names
         inside = np.zeros(len(timeline.activities), bool)
         inside[blocks.activity] = True
-        calls: list[list[Call]] = [[] for _ in range(timeline.size)]
+        calls: list[list[TracedCall]] = [[] for _ in range(timeline.size)]
         for one in timeline.rows(blocks.activity):
             if steps.place(one.rank, np.array([one.start]))[0] >= 0:
                 name, group = names[one.name], names[one.group] if one.group >= 0 else "all"
                 waits = one.kind == Kind.WAIT
-                calls[one.rank].append(Call(one.start, one.stop, name, group, one.nbytes, waits))
+                calls[one.rank].append(
+                    TracedCall(one.start, one.stop, name, group, one.nbytes, waits)
+                )
         self._add_messages(calls)
         self._add_counts(calls)
         # Between two layers of backward, requests are tested; it is recorded if one is complete.
         for one in timeline.rows(np.flatnonzero(timeline.activities["kind"] == Kind.BACKWARD)):
-            calls[one.rank].append(Call(one.start, one.start))
+            calls[one.rank].append(TracedCall(one.start, one.start))
         return inside, [sorted(found, key=lambda call: call.time) for found in calls]
 
-    def _add_messages(self, calls: list[list[Call]]) -> None:
+    def _add_messages(self, calls: list[list[TracedCall]]) -> None:
         """Add messages between two ranks to the calls that post them."""
         posts = [[one for one in own if one.name in POSTS and not one.waits] for own in calls]
         starts = [np.array([call.time for call in own], "i8") for own in posts]
 
-        def poster(rank: int, time: int, group: int) -> Call | None:
+        def poster(rank: int, time: int, group: int) -> TracedCall | None:
             place = int(np.searchsorted(starts[rank], time, side="right")) - 1
             call = posts[rank][place] if place >= 0 else None
             if call is None or time > call.stop or call.group != self.timeline.names[group]:
@@ -177,11 +179,11 @@ class Programs:
                     side = Side(peer, one.tag, one.nbytes, one is sent, one.stop)
                     call.messages.append(side)
 
-    def _add_counts(self, calls: list[list[Call]]) -> None:
+    def _add_counts(self, calls: list[list[TracedCall]]) -> None:
         """Add the bytes of all ranks to the calls that gather parts of different length."""
-        gathers: dict[str, list[list[Call]]] = {}
+        gathers: dict[str, list[list[TracedCall]]] = {}
         for own in calls:
-            mine: dict[str, list[Call]] = {}
+            mine: dict[str, list[TracedCall]] = {}
             for call in own:
                 if call.name == "allgather":
                     mine.setdefault(call.group, []).append(call)

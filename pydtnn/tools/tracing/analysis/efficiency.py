@@ -40,7 +40,7 @@ def replay(timeline: Timeline, blocks: Blocks, start: np.ndarray, stop: np.ndarr
     The model is that of Dimemas for a network without latency and with infinite bandwidth: Labarta,
     J. et al., DiP: A Parallel Program Development Environment, Euro-Par 1996.
     """
-    return _Replay(timeline, blocks, start).run(_events(timeline, blocks, start, stop))
+    return _IdealReplay(timeline, blocks, start).run(_events(timeline, blocks, start, stop))
 
 
 def _events(timeline: Timeline, blocks: Blocks, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def _events(timeline: Timeline, blocks: Blocks, start: np.ndarray, stop: np.ndar
     return events[:, np.lexsort((events[1], events[0]))].T
 
 
-class _Replay:
+class _IdealReplay:
     """The times of an ideal network, while the events of a trace pass."""
 
     def __init__(self, timeline: Timeline, blocks: Blocks, start: np.ndarray) -> None:

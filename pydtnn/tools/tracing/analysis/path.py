@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.tools.tracing.analysis.blocks import Blocks, beyond_others, find_blocks, label
+from pydtnn.tools.tracing.analysis.blocks import Blocks, excess_over_median, find_blocks, label
 from pydtnn.tools.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 
 
 @dataclass(frozen=True)
-class Segment:
+class PathSegment:
     """A part of the critical path.
 
     Attributes
@@ -33,7 +33,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Part:
+class PathPart:
     """The time of a layer or phase on the critical path.
 
     Attributes
@@ -76,9 +76,9 @@ class Path:
     epoch: int
     step: int
     seconds: float
-    segments: list[Segment]
-    parts: list[Part]
-    late: Part | None
+    segments: list[PathSegment]
+    parts: list[PathPart]
+    late: PathPart | None
 
 
 class CriticalPaths:
@@ -96,7 +96,7 @@ class CriticalPaths:
         self.blocks = blocks or find_blocks(timeline)
         self.labels = label(timeline)
         seconds = self.labels.seconds(timeline)
-        self._excess = beyond_others(seconds)
+        self._excess = excess_over_median(seconds)
         begin = np.maximum(self.blocks.start[self.blocks.block], self.blocks.posted)
         waited = (self.blocks.ready > begin) & ~self.blocks.starting[self.blocks.block]
         chosen = np.flatnonzero(waited)
@@ -126,18 +126,18 @@ class CriticalPaths:
         start, stop = steps.start[position].tolist(), steps.stop[position].tolist()
         rank = stop.index(max(stop))
         time = end = stop[rank]
-        segments: list[Segment] = []
+        segments: list[PathSegment] = []
         while time > start[rank]:
             i = self._last_wait(rank, time)
             if i < 0 or self.blocks.done[i] <= start[rank]:
-                segments.append(Segment(rank, start[rank], time))
+                segments.append(PathSegment(rank, start[rank], time))
                 break
             done, peer = int(self.blocks.done[i]), int(self.blocks.peer[i])
             ready = min(int(self.blocks.ready[i]), done)
             if done < time:
-                segments.append(Segment(rank, done, time))
+                segments.append(PathSegment(rank, done, time))
             if ready < done:
-                segments.append(Segment(rank, ready, done, peer))
+                segments.append(PathSegment(rank, ready, done, peer))
             rank, time = peer, ready
         segments.reverse()
         parts = self._parts(segments, position)
@@ -169,7 +169,7 @@ class CriticalPaths:
             last = min(first, last - 1)
         return -1
 
-    def _parts(self, segments: Sequence[Segment], position: int) -> list[Part]:
+    def _parts(self, segments: Sequence[PathSegment], position: int) -> list[PathPart]:
         """Return the time of each layer and phase on the path."""
         totals: dict[tuple[int, int], int] = {}  # by rank and label, in ns
         for segment in segments:
@@ -187,10 +187,10 @@ class CriticalPaths:
                 continue
             kind, name = self.labels.table[code]
             excess = 0.0 if code == 0 else float(self._excess[code, position, rank])
-            found.append(Part(rank, kind, name, total / 1e9, excess))
+            found.append(PathPart(rank, kind, name, total / 1e9, excess))
         return sorted(found, key=lambda part: -part.seconds)
 
-    def _within(self, segment: Segment, position: int) -> tuple[np.ndarray, np.ndarray]:
+    def _within(self, segment: PathSegment, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Return labels and exclusive durations, in ns, of the activities within a segment."""
         first, last = self._main[segment.rank].tolist()
         starts = self.timeline.activities["start"][first:last]

@@ -11,7 +11,7 @@ from pydtnn.tools.tracing.analysis.blocks import (
     COMMUNICATION,
     Blocks,
     Labels,
-    beyond_others,
+    excess_over_median,
     find_blocks,
     label,
 )
@@ -70,7 +70,7 @@ def slow_ranks(
     if timeline.size == 1 or len(timeline.steps) < 3:
         return []
     seconds = labels.seconds(timeline)
-    excess = beyond_others(seconds)
+    excess = excess_over_median(seconds)
     typical = np.median(excess, axis=1)  # (labels, ranks)
     usual = np.quantile(excess, 0.2, axis=1, method="lower")
     named = (typical > least * duration) & (usual > least / 2 * duration)

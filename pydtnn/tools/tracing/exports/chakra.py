@@ -16,21 +16,21 @@ from pathlib import Path
 
 import numpy as np
 
-from pydtnn.tools.tracing.analysis.calls import POSTS, Call, Programs
+from pydtnn.tools.tracing.analysis.calls import POSTS, Programs, TracedCall
 from pydtnn.tools.tracing.analysis.states import State, States, find_states
-from pydtnn.tools.tracing.chakra import Collective, Node, NodeType, encode
+from pydtnn.tools.tracing.chakra import ChakraNode, CommType, NodeType, encode
 from pydtnn.tools.tracing.timeline import Timeline
 from pydtnn.utils.files import check_new, write_file
 from pydtnn.utils.observer import Kind, layer_of
 
 COLLECTIVES = {
-    "allreduce": Collective.ALL_REDUCE,
-    "iallreduce": Collective.ALL_REDUCE,
-    "broadcast": Collective.BROADCAST,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "allgather": Collective.ALL_GATHER,
-    "gather_object": Collective.BARRIER,
-    "barrier": Collective.BARRIER,
+    "allreduce": CommType.ALL_REDUCE,
+    "iallreduce": CommType.ALL_REDUCE,
+    "broadcast": CommType.BROADCAST,
+    "reduce_scatter": CommType.REDUCE_SCATTER,
+    "allgather": CommType.ALL_GATHER,
+    "gather_object": CommType.BARRIER,
+    "barrier": CommType.BARRIER,
 }
 """Type of the calls; objects that are gathered are short."""
 
@@ -56,7 +56,7 @@ def write_chakra(timeline: Timeline, folder: Path) -> None:
         write_file("trace export", folder / "groups.json", json.dumps(groups).encode())
 
 
-def to_nodes(timeline: Timeline) -> tuple[list[list[Node]], dict[str, list[int]]]:
+def to_nodes(timeline: Timeline) -> tuple[list[list[ChakraNode]], dict[str, list[int]]]:
     """Return the nodes of each rank, and the ranks of each group but that of all ranks.
 
     Raises ValueError as `write_chakra` does.
@@ -95,12 +95,12 @@ class _Rank:
         self.start, self.stop = int(starts[self.rank]), int(stops[self.rank])
         self.origin = int(starts.min())
         self.computed = 0  # ns, so that rounded durations add up
-        self.nodes: list[Node] = []
+        self.nodes: list[ChakraNode] = []
         self.last = 0  # the last computation
         self.needed: set[int] = set()  # by the next computation
-        self.pending: dict[tuple[str, str], list[tuple[Call, list[int]]]] = defaultdict(list)
+        self.pending: dict[tuple[str, str], list[tuple[TracedCall, list[int]]]] = defaultdict(list)
 
-    def build(self, calls: list[Call], states: States) -> list[Node]:
+    def build(self, calls: list[TracedCall], states: States) -> list[ChakraNode]:
         """Return the nodes of the step."""
         runs = [*states.runs((State.COMPUTE, State.OVERLAP)), (0, 0, self.stop, self.stop)]
         inside = iter([one for one in calls if self.start <= one.time < self.stop and one.group])
@@ -135,7 +135,7 @@ class _Rank:
                 costs["tensor_size"] = round(share * facts[f"{what}_bytes"])
         self._add(name, NodeType.COMP, start, costs, duration)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: TracedCall) -> None:
         own = self.pending[call.group, call.name]
         if call.waits:
             if own:
@@ -145,7 +145,7 @@ class _Rank:
         elif call.name in COLLECTIVES:
             ranks = len(self.groups[call.group])
             kind, size = COLLECTIVES[call.name], call.length(ranks)
-            if kind == Collective.ALL_GATHER:  # the part of this rank
+            if kind == CommType.ALL_GATHER:  # the part of this rank
                 size = call.nbytes // max(ranks - 1, 1)
             which: dict[str, int | str] = {"comm_type": kind.value, "comm_size": size}
             if number := self.numbers.get(call.group):
@@ -156,7 +156,7 @@ class _Rank:
             else:
                 self.needed.add(node)
 
-    def _messages(self, call: Call) -> Iterator[int]:
+    def _messages(self, call: TracedCall) -> Iterator[int]:
         for one in call.messages:
             ends = (self.rank, one.peer) if one.sends else (one.peer, self.rank)
             kind = NodeType.COMM_SEND if one.sends else NodeType.COMM_RECV
@@ -176,14 +176,14 @@ class _Rank:
         data = sorted({*before, *self.needed})
         time = round((start - self.origin) / 1000)
         more = {"is_cpu_op": False, **attributes}
-        self.nodes.append(Node(number, name, kind, data, before, time, duration, more))
+        self.nodes.append(ChakraNode(number, name, kind, data, before, time, duration, more))
         if kind == NodeType.COMP:
             self.last = number
             self.needed.clear()
         return number
 
 
-def _matched(ranks: list[list[Node]]) -> list[list[Node]]:
+def _matched(ranks: list[list[ChakraNode]]) -> list[list[ChakraNode]]:
     """Leave out messages whose other side is in another step."""
     sides: dict[NodeType, Counter[tuple[int, ...]]] = defaultdict(Counter)
     kept: dict[NodeType, Counter[tuple[int, ...]]] = defaultdict(Counter)
@@ -192,7 +192,7 @@ def _matched(ranks: list[list[Node]]) -> list[list[Node]]:
         NodeType.COMM_RECV: NodeType.COMM_SEND,
     }
 
-    def channel(node: Node) -> tuple[int, ...]:
+    def channel(node: ChakraNode) -> tuple[int, ...]:
         return tuple(node.attributes[f"comm_{end}"] for end in ("src", "dst", "tag"))
 
     for node in (node for nodes in ranks for node in nodes if node.type in other):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tools.tracing.timeline import Activity, Timeline
+from pydtnn.tools.tracing.timeline import ActivityRecord, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
 
@@ -30,7 +30,9 @@ def thread_name(timeline: Timeline, rank: int, lane: int) -> str:
     return f"rank {rank} {timeline.lanes[rank][lane]}"
 
 
-def transitions(timeline: Timeline, rank: int, lane: int) -> Iterator[tuple[int, Activity, bool]]:
+def transitions(
+    timeline: Timeline, rank: int, lane: int
+) -> Iterator[tuple[int, ActivityRecord, bool]]:
     """Yield the beginnings and ends of a thread's activities, which are properly nested.
 
     Yields
@@ -41,7 +43,7 @@ def transitions(timeline: Timeline, rank: int, lane: int) -> Iterator[tuple[int,
     bool
         Whether the activity begins.
     """
-    open_rows: list[Activity] = []
+    open_rows: list[ActivityRecord] = []
     for row in timeline.rows(timeline.select(rank=rank, lane=lane)):
         while open_rows and open_rows[-1].depth >= row.depth:
             last = open_rows.pop()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.tools.tracing.exports.chrome import threads, transitions
-from pydtnn.tools.tracing.timeline import Activity, Message, Timeline
+from pydtnn.tools.tracing.timeline import ActivityRecord, Message, Timeline
 from pydtnn.utils.files import check_new
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.observer import Kind
@@ -33,10 +33,10 @@ def write_otf2(timeline: Timeline, folder: Path) -> None:
     check_new("trace export", folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with otf2.writer.open(str(folder), timer_resolution=1_000_000_000) as archive:
-        _Archive(otf2, archive.definitions, timeline).write(archive)
+        _Otf2Archive(otf2, archive.definitions, timeline).write(archive)
 
 
-class _Archive:
+class _Otf2Archive:
     """Definitions and events of an archive."""
 
     def __init__(self, otf2: Any, definitions: Any, timeline: Timeline) -> None:
@@ -83,7 +83,7 @@ class _Archive:
             for time, row, begins in transitions(self.timeline, rank, lane)
         ]
 
-    def _region(self, row: Activity) -> Any:
+    def _region(self, row: ActivityRecord) -> Any:
         key = row.kind, row.name
         if key not in self.regions:
             communicates = row.kind in (Kind.CALL, Kind.WAIT)

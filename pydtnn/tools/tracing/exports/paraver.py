@@ -21,12 +21,12 @@ from pathlib import Path
 
 from pydtnn.tools.tracing.analysis.blocks import STARTING
 from pydtnn.tools.tracing.exports.chrome import thread_name, threads, transitions
-from pydtnn.tools.tracing.timeline import Activity, Timeline
+from pydtnn.tools.tracing.timeline import ActivityRecord, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
 
 
-class State(IntEnum):
+class ParaverState(IntEnum):
     """States of threads, with the numbers that Paraver's own views use."""
 
     IDLE = 0
@@ -38,12 +38,12 @@ class State(IntEnum):
 
 
 STATES = {
-    State.IDLE: ("Idle", (117, 195, 255)),
-    State.RUNNING: ("Running", (0, 0, 255)),
-    State.WAITING: ("Waiting for messages", (235, 0, 0)),
-    State.POSTING: ("Starting messages", (255, 144, 26)),
-    State.INPUT: ("Waiting for the next batch", (255, 255, 170)),
-    State.COMMUNICATION: ("Collective and blocking communication", (219, 147, 112)),
+    ParaverState.IDLE: ("Idle", (117, 195, 255)),
+    ParaverState.RUNNING: ("Running", (0, 0, 255)),
+    ParaverState.WAITING: ("Waiting for messages", (235, 0, 0)),
+    ParaverState.POSTING: ("Starting messages", (255, 144, 26)),
+    ParaverState.INPUT: ("Waiting for the next batch", (255, 255, 170)),
+    ParaverState.COMMUNICATION: ("Collective and blocking communication", (219, 147, 112)),
 }
 """Name and colour (red, green, blue) of each state."""
 
@@ -299,7 +299,7 @@ class _Records:
 
     def _states(self, where: str, rank: int, lane: int) -> Iterator[Line]:
         """States from the start to the end of the trace, without gaps."""
-        open_states, last = [State.IDLE], 0
+        open_states, last = [ParaverState.IDLE], 0
         for time, row, begins in transitions(self.timeline, rank, lane):
             before = open_states[-1]
             if begins:
@@ -313,17 +313,17 @@ class _Records:
             end = self.timeline.duration
             yield last, 1, f"1:{where}:{last}:{end}:{open_states[-1].value}"
 
-    def _state(self, row: Activity, outer: State) -> State:
+    def _state(self, row: ActivityRecord, outer: ParaverState) -> ParaverState:
         name = self.timeline.names[row.name]
-        if outer not in (State.IDLE, State.RUNNING, State.INPUT):
+        if outer not in (ParaverState.IDLE, ParaverState.RUNNING, ParaverState.INPUT):
             return outer
         if row.kind == Kind.WAIT:
-            return State.WAITING
+            return ParaverState.WAITING
         if row.kind == Kind.CALL:
-            return State.POSTING if name in STARTING else State.COMMUNICATION
+            return ParaverState.POSTING if name in STARTING else ParaverState.COMMUNICATION
         if row.kind == Kind.PHASE and name == "data":
-            return State.INPUT
-        return State.RUNNING if outer == State.IDLE else outer
+            return ParaverState.INPUT
+        return ParaverState.RUNNING if outer == ParaverState.IDLE else outer
 
     def _events(self, where: str, rank: int, lane: int) -> Iterator[Line]:
         """Return the events of a thread: for each time, the last value of each type."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pydtnn.tools.tracing.timeline import Activity, Message, Timeline, message_rows
+from pydtnn.tools.tracing.timeline import ActivityRecord, Message, Timeline, message_rows
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
 
@@ -64,7 +64,7 @@ def rows(timeline: Timeline) -> list[tuple[object, ...]]:
     return [cells for *_, cells in sorted(found, key=itemgetter(0, 1))]
 
 
-def _times(row: Activity | Message) -> tuple[object, ...]:
+def _times(row: ActivityRecord | Message) -> tuple[object, ...]:
     """Return epoch, step, start and duration."""
     times = (row.start, row.stop - row.start)
     return (_known(row.epoch), _known(row.step), *(f"{time / 1e9:.9f}" for time in times))

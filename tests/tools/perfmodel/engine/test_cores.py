@@ -3,7 +3,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from pydtnn.tools.perfmodel.engine.cores import TURN_S, Cores
+from pydtnn.tools.perfmodel.engine.cores import REBALANCE_S, Cores
 from pydtnn.tools.perfmodel.virtual import SharedCores, run_virtual
 from pydtnn.utils import clock
 from tests.each import each
@@ -50,8 +50,10 @@ def test_ranks_that_poll_have_the_part_of_those_on_their_core():
 def test_ranks_that_poll_change_places_if_a_core_has_more_of_them():
     cores = SharedCores(2, (0,) * 3, kept=True)
     # 1/2, 1/2 and 1 of a core for a turn, then the place of another rank
-    assert cores.end(2, 0.0, 0.12) == pytest.approx(TURN_S + 2 * (0.12 - TURN_S))
-    assert cores.end(1, TURN_S / 2, 0.12) == pytest.approx(TURN_S + 0.12 - TURN_S / 4)
+    assert cores.end(2, 0.0, 0.12) == pytest.approx(REBALANCE_S + 2 * (0.12 - REBALANCE_S))
+    assert cores.end(1, REBALANCE_S / 2, 0.12) == pytest.approx(
+        REBALANCE_S + 0.12 - REBALANCE_S / 4
+    )
     long = [cores.end(rank, 0.0, 10.0) for rank in range(3)]
     assert long == pytest.approx([15.0] * 3, rel=0.01)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pydtnn.tools.perfmodel.oracle.ranking import MOST_STAGES, Variants, strategies
+from pydtnn.tools.perfmodel.oracle.ranking import MAX_STAGES, Variants, strategies
 from pydtnn.training.workload import SHARDED, Workload
 
 WORK = Workload("resnet20", (16, 16, 3))
@@ -23,7 +23,7 @@ def test_all_factorisations_occur_once():
         *names
     }
     found = found_for(64, ("data", "pipeline"), PLAIN)
-    assert max(s.stages for s in found) == MOST_STAGES
+    assert max(s.stages for s in found) == MAX_STAGES
 
 
 def test_variants_are_added_where_they_apply():

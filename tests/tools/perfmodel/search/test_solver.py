@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from pydtnn.tools.perfmodel.search.solver import Option, State, Unit, solve
+from pydtnn.tools.perfmodel.search.solver import State, Unit, UnitOption, solve
 from tests.each import each
 
 
@@ -23,7 +23,7 @@ class Random:
         self.memory = rng.integers(0, 20, (count, self.kinds))
         self.exchange = rng.integers(0, 30, (count, self.kinds, self.kinds))
 
-    def options(self, index: int, states: tuple[State, ...]) -> Iterator[Option]:
+    def options(self, index: int, states: tuple[State, ...]) -> Iterator[UnitOption]:
         """Options require their inputs in their own layout; an exchange happens once."""
         for kind in range(self.kinds):
             time, after = int(self.seconds[index, kind]), []
@@ -33,7 +33,7 @@ class Random:
                     time += int(self.exchange[source, native, kind])
                     more = sorted([*more, kind])
                 after.append((native, *more))
-            yield Option(str(kind), tuple(after), (kind,), time, int(self.memory[index, kind]))
+            yield UnitOption(str(kind), tuple(after), (kind,), time, int(self.memory[index, kind]))
 
     def brute_force(self) -> list[tuple[float, float]]:
         """Time and memory of every choice."""
@@ -90,12 +90,12 @@ def test_an_exchange_that_two_units_read_is_paid_once():
     """a -> b, a -> c, b and c in another layout than a: 1 + 1 + 1 + 10, not + 20."""
     units = [Unit("a", ()), Unit("b", (0,)), Unit("c", (0, 1))]
 
-    def options(index: int, states: tuple[State, ...]) -> list[Option]:
+    def options(index: int, states: tuple[State, ...]) -> list[UnitOption]:
         if index == 0:
-            return [Option("0", (), (0,), 1.0)]
+            return [UnitOption("0", (), (0,), 1.0)]
         first = states[0]
         after = ((0, 1), *((1,) for _ in states[1:]))
-        return [Option("1", after, (1,), 1.0 if first == (0, 1) else 11.0)]
+        return [UnitOption("1", after, (1,), 1.0 if first == (0, 1) else 11.0)]
 
     (found,) = solve(units, options)
     assert found.seconds == 13.0

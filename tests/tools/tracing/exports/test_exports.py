@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.tools.tracing import load_timeline, read_traces
 from pydtnn.tools.tracing.exports import FORMATS
-from pydtnn.tools.tracing.exports.paraver import BYTES, TYPES, State
+from pydtnn.tools.tracing.exports.paraver import BYTES, TYPES, ParaverState
 from pydtnn.utils.observer import Kind
 from tests.tools.tracing.paraver_reader import read_paraver
 from tests.tools.tracing.synthetic import write_run
@@ -147,15 +147,15 @@ def test_paraver_has_an_event_for_each_beginning(paraver, timeline):
 
 
 def test_states_of_paraver_are_the_times_of_waits_and_batches(paraver, timeline, folder):
-    totals = dict.fromkeys(State, 0)
+    totals = dict.fromkeys(ParaverState, 0)
     for _, thread, begin, end, state in paraver.states:
-        totals[State(state)] += (end - begin) * (thread == 1)
+        totals[ParaverState(state)] += (end - begin) * (thread == 1)
     activities = timeline.activities
     durations = activities["stop"] - activities["start"]
     waits = timeline.select(kind=Kind.WAIT)
     batches = timeline.select(kind=Kind.PHASE, name=timeline.name_id("data"))
-    assert totals[State.WAITING] == durations[waits].sum()
-    assert totals[State.INPUT] == durations[batches].sum()
+    assert totals[ParaverState.WAITING] == durations[waits].sum()
+    assert totals[ParaverState.INPUT] == durations[batches].sum()
     assert "{thread, State As Is}" in (folder / "trace-states.cfg").read_text()
     chosen = re.search(r"evt_type (\d+) (.*)", (folder / "trace-layers.cfg").read_text())
     codes = [int(code) for code in chosen[2].split()]

@@ -15,7 +15,7 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.parameters import Cut
-from pydtnn.layers.stripes import Halo, Range, rows_of
+from pydtnn.model.partition.stripes import Halo, Range, rows_of
 
 
 def with_rows(geometry: ConvGeometry, dim: int, size: int, padding: Range) -> ConvGeometry:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.layers.parameters import Parameter, Part
+from pydtnn.layers.parameters import Parameter, ParameterPart
 from pydtnn.layers.statistics import RUNNING, Statistic
 from pydtnn.model.load_report import LoadReport, compare, describe
-from pydtnn.model.pieces import Piece, part_piece, whole_piece
+from pydtnn.model.pieces import Piece, full_piece, part_piece
 
 if TYPE_CHECKING:
     from pydtnn.model.partition.draft import MeshLike, RanksLike
 
 
-class WholeArrays:
+class FullArrays:
     """Conversion between the arrays of this rank and those of the serial network.
 
     A name is that of a parameter, or of a layer and "running_mean" or "running_variance". In a
@@ -53,7 +53,7 @@ class WholeArrays:
         others: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.mesh = mesh
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, ParameterPart] = {}
         self._own: dict[str, tuple[int, ...]] = {}
         for p in parameters:
             self._add(p.name, p.shape, p.part)
@@ -64,7 +64,7 @@ class WholeArrays:
         if others is not None:
             self.shapes = {**others}
 
-    def _add(self, name: str, shape: tuple[int, ...], part: Part | None) -> None:
+    def _add(self, name: str, shape: tuple[int, ...], part: ParameterPart | None) -> None:
         self._own[name] = shape
         if part is not None:
             self.parts[name] = part
@@ -113,7 +113,7 @@ class WholeArrays:
         values = np.ascontiguousarray(values).reshape(np.shape(values))
         if self.mesh is not None and self._part(name) is not None and self._fits(name, values):
             return part_piece(name, values, self._part(name), self.mesh.position)
-        return whole_piece(name, values)
+        return full_piece(name, values)
 
     def allocate(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype
@@ -125,7 +125,7 @@ class WholeArrays:
         part = self._part(name)
         if part is None or self.mesh is None or shape != part.shape:
             values = np.empty(shape, dtype)
-            return values, whole_piece(name, values)
+            return values, full_piece(name, values)
         values = np.empty(self._own[self._known(name) or ""], dtype)
         return values, part_piece(name, values, part, self.mesh.position)
 
@@ -171,7 +171,7 @@ class WholeArrays:
                 return None
         return name
 
-    def _part(self, name: str) -> Part | None:
+    def _part(self, name: str) -> ParameterPart | None:
         return self.parts.get(self._known(name) or "")
 
     def _fits(self, name: str, value: Any) -> bool:

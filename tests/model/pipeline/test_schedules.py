@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.parallel.pipeline import (
+from pydtnn.model.pipeline import (
     PIPELINE_SCHEDULES,
     Action,
     PipelineError,
@@ -20,8 +20,8 @@ from pydtnn.parallel.pipeline import (
     find,
     forward,
 )
-from pydtnn.parallel.pipeline.check import StageTime, carry_out, plan_of
-from pydtnn.parallel.pipeline.picture import text
+from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
+from pydtnn.model.pipeline.picture import text
 from tests.each import each
 
 NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera", "dualpipe"})  # those for odd numbers of ranks

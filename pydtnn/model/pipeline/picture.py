@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.schedules.picture import INK, LINE, QUIET
-from pydtnn.parallel.pipeline.check import Event, Timeline, source_of
-from pydtnn.utils.figures import save_figure
+from pydtnn.model.pipeline.check import TimedAction, Timetable, source_of
+from pydtnn.utils.figures import INK, LINE, QUIET, save_figure
 
 LETTERS = {"forward": "f", "backward": "b", "backward_inputs": "b", "backward_parameters": "w"}
 """Kinds of actions in a table."""
 
 
-def text(name: str, done: Timeline) -> str:
+def text(name: str, done: Timetable) -> str:
     """Format a schedule as a table, with a row for each rank and a column for each unit of time.
 
     Parameters
@@ -23,7 +22,7 @@ def text(name: str, done: Timeline) -> str:
     done : Timeline
         The schedule, as `check` returns it, with whole numbers as times.
 
-    >>> from pydtnn.parallel.pipeline.check import check
+    >>> from pydtnn.model.pipeline.check import check
     >>> print(text("1f1b", check("1f1b", 2, 2)))
     1f1b: 2 stages, 2 micro-batches, 33 % of the time idle; values of 2, 1 micro-batches kept
     f0: forward of micro-batch 0, b0: backward
@@ -48,7 +47,7 @@ def text(name: str, done: Timeline) -> str:
     return "\n".join(lines)
 
 
-def title(name: str, done: Timeline) -> str:
+def title(name: str, done: Timetable) -> str:
     """Return a line with the numbers of stages and micro-batches, the bubble and the memory."""
     kept = ", ".join(f"{number:g}" for number in done.in_flight)
     ranks = "" if done.ranks == done.stages else f" on {done.ranks} ranks"
@@ -58,7 +57,7 @@ def title(name: str, done: Timeline) -> str:
     )
 
 
-def row_name(done: Timeline, rank: int) -> str:
+def row_name(done: Timetable, rank: int) -> str:
     """Return the stages of a rank in words."""
     own = done.stages_of(rank)
     return f"stage{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}"
@@ -81,7 +80,7 @@ WORDS = {"backward_inputs": "gradients of inputs", "backward_parameters": "of pa
 """Kinds of actions in the legend, where they are not their names."""
 
 
-def draw(path: Path, name: str, done: Timeline) -> None:
+def draw(path: Path, name: str, done: Timetable) -> None:
     """Draw a schedule into a file.
 
     Time increases to the right; each rank is a row. A box is an action with the number of its
@@ -114,7 +113,7 @@ def draw(path: Path, name: str, done: Timeline) -> None:
     save_figure("draw", path, lambda make: _figure(make, name, done))
 
 
-def _figure(make: Any, name: str, done: Timeline) -> Any:
+def _figure(make: Any, name: str, done: Timetable) -> Any:
     """Lay out the page; the row of rank r is at y = r, and time t at x = t."""
     left, head, foot = 3.0, 1.9, 0.9
     width, height = max(done.duration + left + 0.5, 20), done.ranks + head + foot
@@ -146,11 +145,11 @@ def _figure(make: Any, name: str, done: Timeline) -> Any:
     return figure
 
 
-def _message(axes: Any, sent: Event, received: Event) -> None:
+def _message(axes: Any, sent: TimedAction, received: TimedAction) -> None:
     axes.plot((sent.end, received.begin), (sent.rank, received.rank), color=QUIET, lw=0.6, zorder=2)
 
 
-def _box(axes: Any, event: Event, place: int) -> None:
+def _box(axes: Any, event: TimedAction, place: int) -> None:
     """Draw an action with the number of its micro-batch; paler in a rank's later stages."""
     duration, color = event.end - event.begin, _paler(COLORS[event.action.kind], place)
     axes.add_patch(_rectangle(event.begin, event.rank - 0.35, duration, 0.7, color))

@@ -7,22 +7,22 @@ import pytest
 
 from pydtnn import Mesh
 from pydtnn.layers.initializers import Constant
-from pydtnn.layers.parameters import Cut, Parameter, Part
+from pydtnn.layers.parameters import Cut, Parameter, ParameterPart
 from pydtnn.layers.statistics import Statistic
-from pydtnn.model.whole import WholeArrays
+from pydtnn.model.full_arrays import FullArrays
 
 W, MEAN = np.arange(15.0).reshape(5, 3), np.arange(5.0)
 
 
-def parts_on(mesh: Mesh) -> WholeArrays:
+def parts_on(mesh: Mesh) -> FullArrays:
     """A matrix and statistics that are cut along an axis, and a whole bias."""
     cut = Cut(0, "a", (0, 3, 5))
     own = cut.size(mesh.position)
     w, b = Parameter("fc.w", (own, 3), Constant(0.0)), Parameter("fc.b", (3,), Constant(0.0))
-    w.part = Part((5, 3), (cut,))
+    w.part = ParameterPart((5, 3), (cut,))
     statistic = Statistic("norm", own, 0.1)
-    statistic.part = Part((5,), (cut,))
-    return WholeArrays(mesh, [w, b], [statistic])
+    statistic.part = ParameterPart((5,), (cut,))
+    return FullArrays(mesh, [w, b], [statistic])
 
 
 @pytest.mark.threads(4)
@@ -66,7 +66,7 @@ def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_netw
     mesh = Mesh(comm, data=2, stage=2)
     shapes = {"b.w": (2,), "c.w": (3,), "a.w": (1,)}
     names = ["c.w"] if mesh.position["stage"] else ["a.w", "b.w"]
-    whole = WholeArrays(mesh, [Parameter(n, shapes[n], Constant(0.0)) for n in names], [], shapes)
+    whole = FullArrays(mesh, [Parameter(n, shapes[n], Constant(0.0)) for n in names], [], shapes)
     own = {f"m/{name}": np.full(shapes[name], len(name) + ord(name[0])) for name in names}
     before = {name: array.copy() for name, array in own.items()}
     result = whole.gather(own | {"step": 4})
@@ -81,7 +81,7 @@ def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_netw
 
 
 def test_without_a_mesh_arrays_are_unchanged():
-    whole = WholeArrays(None, [Parameter("fc.w", (2,), Constant(0.0))], [])
+    whole = FullArrays(None, [Parameter("fc.w", (2,), Constant(0.0))], [])
     state = {"fc.w": W, "x": 1}
     assert whole.gather(state) == whole.take(state) == state
     assert not whole.distributed

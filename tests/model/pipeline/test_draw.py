@@ -2,9 +2,9 @@
 
 import pytest
 
-from pydtnn.parallel.pipeline import check
-from pydtnn.parallel.pipeline.__main__ import main
-from pydtnn.parallel.pipeline.picture import draw
+from pydtnn.model.pipeline import check
+from pydtnn.model.pipeline.__main__ import main
+from pydtnn.model.pipeline.picture import draw
 
 
 def test_a_schedule_is_drawn_as_a_picture(tmp_path):
@@ -31,10 +31,10 @@ def test_the_command_shows_and_proves(capsys):
 def test_the_command_refuses_a_broken_schedule_of_ones_own(tmp_path, capsys):
     source = tmp_path / "own.py"
     source.write_text(
-        "from pydtnn.parallel.pipeline import backward, forward\n"
+        "from pydtnn.model.pipeline import backward, forward\n"
         "def half(stage, stages, micro_batches):\n"
         "    return [*map(forward, range(micro_batches))]\n"
     )
     assert main(["check", f"{source}:half"]) == 1
     error = capsys.readouterr().err
-    assert error == "pydtnn.parallel.pipeline: stage 0 lacks backward 0; add it\n"
+    assert error == "pydtnn.model.pipeline: stage 0 lacks backward 0; add it\n"

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from pydtnn.parallel.pipeline.schedules import (
+from pydtnn.model.pipeline.schedules import (
     LAST,
     Action,
     Owners,
@@ -34,7 +34,7 @@ HALVES = ("backward_inputs", "backward_parameters")
 """Kinds of the halves of backward, in their order."""
 
 
-class Event(NamedTuple):
+class TimedAction(NamedTuple):
     """An action of a rank, and the times at which it begins and ends."""
 
     rank: int
@@ -74,7 +74,7 @@ class StageTime(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timetable:
     """A verified schedule with the time of every action.
 
     Attributes
@@ -86,7 +86,7 @@ class Timeline:
     micro_batches : int
     """
 
-    events: tuple[Event, ...]
+    events: tuple[TimedAction, ...]
     owners: Owners
     micro_batches: int
 
@@ -104,7 +104,7 @@ class Timeline:
         """Return the stages of one rank, in order."""
         return self.owners.stages_of(rank)
 
-    def of(self, rank: int) -> list[Event]:
+    def of(self, rank: int) -> list[TimedAction]:
         """Return the events of one rank."""
         return [event for event in self.events if event.rank == rank]
 
@@ -138,10 +138,8 @@ class Timeline:
 
     @cached_property
     def in_flight(self) -> tuple[float, ...]:
-        """For each rank, the most micro-batches whose values it keeps, see `most_in_flight`."""
-        return tuple(
-            most_in_flight([e.action for e in self.of(rank)]) for rank in range(self.ranks)
-        )
+        """For each rank, the most micro-batches whose values it keeps, see `max_in_flight`."""
+        return tuple(max_in_flight([e.action for e in self.of(rank)]) for rank in range(self.ranks))
 
     @cached_property
     def has_halves(self) -> bool:
@@ -155,23 +153,23 @@ class Timeline:
         return 2 * sum(a != b for path in paths for a, b in pairwise(path))
 
 
-def most_in_flight(actions: Sequence[Action]) -> float:
+def max_in_flight(actions: Sequence[Action]) -> float:
     """Return the most micro-batches of a rank between their forward and the end of their backward.
 
     Of v stages, each counts 1 / v: the result is in values of all layers of the rank.
     """
-    return _most_between(actions, ("forward",), LAST)
+    return _max_between(actions, ("forward",), LAST)
 
 
-def most_halved(actions: Sequence[Action]) -> float:
+def max_halved(actions: Sequence[Action]) -> float:
     """Return the most micro-batches of a rank between the two halves of their backward.
 
-    Counted as by `most_in_flight`; 0 without halves.
+    Counted as by `max_in_flight`; 0 without halves.
     """
-    return _most_between(actions, HALVES[:1], HALVES[1:])
+    return _max_between(actions, HALVES[:1], HALVES[1:])
 
 
-def _most_between(actions: Sequence[Action], begin: Sequence[str], end: Sequence[str]) -> float:
+def _max_between(actions: Sequence[Action], begin: Sequence[str], end: Sequence[str]) -> float:
     """Return the most micro-batches between actions of some kinds and of others."""
     now = most = 0
     for action in actions:
@@ -188,7 +186,7 @@ def check(
     forward: float = 1.0,
     backward: float = 2.0,
     parameters: float | None = None,
-) -> Timeline:
+) -> Timetable:
     """Prove that a schedule computes a step, for one number of ranks and micro-batches.
 
     Every stage is on one rank, or on one for even and one for odd micro-batches. It computes each
@@ -214,11 +212,11 @@ def check(
     PipelineError
         At the first error found, in one sentence.
 
-    >>> from pydtnn.parallel.pipeline.schedules import backward, forward
+    >>> from pydtnn.model.pipeline.schedules import backward, forward
     >>> check([[forward(0), backward(0)], [backward(0), forward(0)]])
     Traceback (most recent call last):
     ...
-    pydtnn.parallel.pipeline.schedules.PipelineError: stage 1 has backward 0 before forward 0; ...
+    pydtnn.model.pipeline.schedules.PipelineError: stage 1 has backward 0 before forward 0; ...
     """
     plan = plan_of(schedule, ranks, micro_batches)
     numbers = range(1 + max((a.micro_batch for actions in plan for a in actions), default=0))
@@ -275,7 +273,7 @@ def source_of(action: Action, stages: int) -> int | None:
     return source if action.direction and 0 <= source < stages else None
 
 
-def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 0.0) -> Timeline:
+def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 0.0) -> Timetable:
     """Carry out the actions of all ranks, each as soon as its message has arrived.
 
     Messages do not delay the rank that sends them, and take no time between stages of one rank.
@@ -295,13 +293,13 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
     PipelineError
         If the ranks deadlock.
 
-    >>> from pydtnn.parallel.pipeline.check import plan_of
+    >>> from pydtnn.model.pipeline.check import plan_of
     >>> carry_out(plan_of("gpipe", 2, 2), lambda action: StageTime(1.0, 2.0)).ends
     (9.0, 7.0)
     """
     owners = owners_of(plan)
     arrivals: dict[tuple[int, int, int], float] = {}  # of a direction and micro-batch, at a stage
-    events: list[Event] = []
+    events: list[TimedAction] = []
     position, now, free = [0] * len(plan), [0.0] * len(plan), [0.0] * len(plan)
     progress = True
     while progress:
@@ -314,7 +312,7 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
                     break
                 begin = max(now[rank], arrivals.get(message, 0.0))
                 now[rank] = end = begin + time(action).of(action)
-                events.append(Event(rank, action, begin, end))
+                events.append(TimedAction(rank, action, begin, end))
                 to = action.stage + action.direction
                 if action.direction and 0 <= to < owners.stages:
                     sent = end
@@ -334,4 +332,4 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
         raise PipelineError(f"the stages deadlock: {', '.join(waiting)}; change their order")
     events.sort(key=lambda event: (event.begin, event.rank))
     numbers = {event.action.micro_batch for event in events}
-    return Timeline(tuple(events), owners, len(numbers))
+    return Timetable(tuple(events), owners, len(numbers))

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from pydtnn.utils.names import some
+from pydtnn.utils.names import shorten
 from pydtnn.utils.registry import Registry
 from pydtnn.utils.validate import check_int
 
@@ -392,7 +392,7 @@ def actions_of(
     for action in actions:
         if not isinstance(action, Action) or action.kind not in KINDS:
             raise TypeError(
-                f"{who}: the actions of a rank must be {some([f'{k}(m)' for k in KINDS])}, got "
+                f"{who}: the actions of a rank must be {shorten([f'{k}(m)' for k in KINDS])}, got "
                 f"{action!r}"
             )
     return with_stages(actions, rank)

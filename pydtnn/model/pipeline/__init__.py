@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from pydtnn.utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from pydtnn.parallel.pipeline.check import Timeline, check
-    from pydtnn.parallel.pipeline.schedules import (
+    from pydtnn.model.pipeline.check import Timetable, check
+    from pydtnn.model.pipeline.schedules import (
         PIPELINE_SCHEDULES,
         Action,
         PipelineError,
@@ -36,7 +36,7 @@ __all__ = [
     "Action",
     "PipelineError",
     "Schedule",
-    "Timeline",
+    "Timetable",
     "actions_of",
     "backward",
     "backward_inputs",

@@ -37,9 +37,9 @@ from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.parameters import Cut
 from pydtnn.layers.recomputed import (
-    GatheredAgain,
     Recomputed,
     Recomputing,
+    Regathered,
     TakesRecomputed,
     kept,
     restored,
@@ -157,7 +157,7 @@ class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
         def gather() -> Steps:
             return (yield from self._forward(restored(again), total))
 
-        return Recomputed(y, GatheredAgain(gather)), total
+        return Recomputed(y, Regathered(gather)), total
 
     def _forward(self, x: Array, total: int) -> Steps:
         y = yield from self._change(x, self.before, self.after, total, self.overwrites_input)

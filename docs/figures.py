@@ -194,7 +194,7 @@ def packages(figure: Figure) -> None:
         axes.add_patch(box).set_zorder(2)
         axes.text(x, y, name, ha="center", va="center", color=INK, size=11, zorder=3)
     axes.autoscale_view()
-    axes.set(xlim=(-7.2, 7.2))
+    axes.set(xlim=(-5.0, 5.0))
     axes.axis("off")
 
 

@@ -124,6 +124,8 @@ def _import_installed() -> None:
         if spec is None or spec.loader is None or not spec.origin:
             continue
         if Path(spec.origin).with_name("models").is_dir():
+            for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
+                del sys.modules[name]  # of the checkout, such as that of the version
             sys.modules[__name__] = module = module_from_spec(spec)  # `import` returns this one
             spec.loader.exec_module(module)
             return

@@ -41,8 +41,9 @@ def site(checkout: Path, tmp_path: Path) -> Path:
     source = (package / "__init__.py").read_text()
     (package / "__init__.py").write_text(source + '__version__ = "installed"\n')
     (package / "program.py").write_text(
-        "import pydtnn, pydtnn.models\n"
-        "print(pydtnn.__version__, pydtnn.__file__, pydtnn.models.__file__, __file__, sep='\\n')\n"
+        "import pydtnn, pydtnn.models, pydtnn.utils.version\n"
+        "modules = (pydtnn, pydtnn.models, pydtnn.utils.version)\n"
+        "print(pydtnn.__version__, *(m.__file__ for m in modules), __file__, sep='\\n')\n"
     )
     return package.parent
 
@@ -53,7 +54,7 @@ def test_a_program_in_a_checkout_is_that_of_the_installed_package(checkout, site
         assert done.returncode == 0, done.stderr
         version, *files = done.stdout.splitlines()
         assert version == "installed"
-        assert len(files) == 3
+        assert len(files) == 4
         assert all(file.startswith(str(site)) for file in files)
 
 

@@ -63,7 +63,7 @@ def struck(number, line):
 
 
 def agreed(who, line):
-    leaves = 'atexit.register(os.write, 2, b"left in the ordinary way")\n'
+    leaves = 'atexit.register(os.write, 2, b"\\nleft in the ordinary way\\n")\n'
     return End(2, f"{leaves}agree(comm, ValueError('Bad: thing.') if {who} else None)", 1, line)
 
 

@@ -69,7 +69,7 @@ def installed(xp: SimulatedCupy) -> Iterator[None]:
             CudnnConvolutions=Convolutions,
             GraphConvolutions=GraphConvolutions,
             Products=Products,
-            Device=SimulatedDevice,
+            DeviceState=SimulatedDevice,
         ),
     ):
         yield

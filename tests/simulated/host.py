@@ -91,7 +91,7 @@ def families() -> Any:
     xp = emulated_cupy()
     device = HostDevice(xp)
     made = {
-        family.__name__.lower(): family(xp, device)
+        family.__name__.removeprefix("Cuda").lower(): family(xp, device)
         for family in (CudaElementwise, CudaFused, CudaLoss, CudaNorm, CudaRandom, CudaUpdate)
     }
     return SimpleNamespace(**made, linear=CudaLinear(xp, device, multiply), device=device)

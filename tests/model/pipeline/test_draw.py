@@ -4,7 +4,7 @@ import pytest
 
 from pydtnn.model.pipeline import check
 from pydtnn.model.pipeline.__main__ import main
-from pydtnn.model.pipeline.picture import draw
+from pydtnn.model.pipeline.picture import draw, title
 
 
 def test_a_schedule_is_drawn_as_a_picture(tmp_path):
@@ -12,6 +12,9 @@ def test_a_schedule_is_drawn_as_a_picture(tmp_path):
     path = tmp_path / "picture.png"
     assert main(["draw", "gpipe", "--ranks=2", "--micro-batches=2", f"--output={path}"]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+    draw(path.with_suffix(".svg"), "gpipe", done := check("gpipe", 2, 2))
+    content = path.with_suffix(".svg").read_text()
+    assert all(f">{part}<" in content for part in title("gpipe", done).split(": ", 1))
 
 
 def test_pictures_that_cannot_be_are_refused(tmp_path):

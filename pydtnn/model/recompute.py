@@ -288,10 +288,6 @@ class Segments:
         return next((part for part in self.parts if part.start <= index < part.stop), None)
 
 
-KEEP_ALL = Segments()
-"""Without recomputation."""
-
-
 def cut(nodes: Sequence[Node], trained: Collection[int], bounds: Sequence[int]) -> Segments:
     """Cut a graph at `bounds`: a segment ends before each of them but the first.
 

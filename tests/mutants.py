@@ -45,6 +45,9 @@ from pydtnn.utils.machine import available_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".toml")
+EXAMPLE = re.compile(r"^ *>>> (?!.*doctest: \+SKIP)", re.M)
+"""An example that is executed, as in `tests.test_docstrings`."""
+
 EXAMPLES = "tests/test_docstrings.py::test_examples_have_the_results_that_are_written_below_them"
 
 CIRCLES = {"fast": "not long and not measure", "all": "long and not measure"}
@@ -271,7 +274,7 @@ def stages(root: Path, name: str) -> dict[str, list[str]]:
             test.relative_to(root).as_posix() for test in sorted({*chosen} - before, key=order)
         ]
         before |= {*chosen}
-    result["own tests"][:0] = [f"{EXAMPLES}[{file}]"] if ">>> " in text else []
+    result["own tests"][:0] = [f"{EXAMPLES}[{file}]"] if EXAMPLE.search(text) else []
     return result
 
 

@@ -105,7 +105,7 @@ def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
 
 def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path):
     files = {
-        "pydtnn/layers/linear.py": "class Linear:\n    # >>> Linear()\n    ...",
+        "pydtnn/layers/linear.py": 'class Linear:\n    """\n    >>> Linear()\n    """',
         "pydtnn/model/graph.py": "from pydtnn.layers.linear import Linear\nclass Graph: ...",
         "tests/layers/test_linear.py": "Linear",
         "tests/layers/test_cost.py": "",
@@ -126,6 +126,12 @@ def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path):
         "package": names[2:3],
         "rest": names[:4:-1],
     }
+
+
+def test_examples_that_are_not_executed_are_no_tests(tmp_path):
+    (tmp_path / "pydtnn").mkdir()
+    (tmp_path / "pydtnn/a.py").write_text('"""\n>>> f()  # doctest: +SKIP\n"""')
+    assert stages(tmp_path, "pydtnn/a.py::f::arithmetic::1")["own tests"] == []
 
 
 def test_the_test_of_examples_in_docstrings_exists():

@@ -11,22 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.callbacks import (
-    Balance,
-    BestWeights,
-    Callback,
-    Checkpointer,
-    EarlyStopping,
-    ExponentialMovingAverage,
-    HistoryWriter,
-    MeasurementWriter,
-    MLflow,
-    ReduceOnPlateau,
-    SlowRanks,
-    StopAtMetric,
-    TensorBoard,
-    WandB,
-)
+from pydtnn import callbacks as library
+from pydtnn import data as datasets
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.run_directory import RunFolder
@@ -41,7 +27,7 @@ from pydtnn.cli.workload import (
     share_data,
 )
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, Loader, balanced_weights
+from pydtnn.data import Dataset, Loader
 from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
@@ -51,10 +37,11 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
+from pydtnn.training import tracing
+from pydtnn.training.callback import Callback
 from pydtnn.training.capabilities import FEATURES, why_not
 from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.run_folder import find_inputs
-from pydtnn.training.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.training.workload import Workload
 from pydtnn.utils import clock
@@ -69,7 +56,7 @@ def create_loss(config: TrainConfig, train: Dataset) -> Loss:
     """Create the loss that `--loss` names; "balanced" weights are those of the training set."""
     found, options = find(config, "loss")
     if options.get("class_weights") == BALANCED:
-        options = options | {"class_weights": balanced_weights(train)}
+        options = options | {"class_weights": datasets.balanced_weights(train)}
     if config.label_smoothing:
         require_parameter(found, "label_smoothing", "--label-smoothing")
         options = options | {"label_smoothing": config.label_smoothing}
@@ -193,7 +180,7 @@ class Job:
     steps_per_epoch: int
     directory: Path
     loaded: Any = None
-    recorder: Recorder | None = None
+    recorder: tracing.Recorder | None = None
     meter: StepMeter | None = None
     predicted: Any = None
     sent_before: int = 0
@@ -283,12 +270,12 @@ def create_job(
         callbacks = create_callbacks(config, comm, directory, parts, meter)
         recorder = None
         if config.trace is not None:
-            recorder = Recorder(config.traced_steps(), clock.virtual())
+            recorder = tracing.Recorder(config.traced_steps(), clock.virtual())
         callbacks = callbacks if survival is None else [survival, *callbacks]
     else:
         callbacks, recorder = before.trainer.callbacks, before.recorder
         meter = before.meter or meter
-    times = [callback.times for callback in callbacks if isinstance(callback, SlowRanks)]
+    slow = [one for one in callbacks if comm.size > 1 and isinstance(one, library.SlowRanks)]
     trainer = Trainer(
         model,
         optimizer,
@@ -297,7 +284,7 @@ def create_job(
         auxiliary_weights=parts.auxiliary,
         exchange=exchange,
         callbacks=callbacks,
-        observers=[*times, *filter(None, [recorder])],
+        observers=[*(one.times for one in slow), *filter(None, [recorder])],
         **parts.work.trainer_options(),
         graph=config.graph,
         check_equal=config.check_equal,
@@ -429,35 +416,41 @@ def create_callbacks(
     config: TrainConfig, comm: Communicator, directory: Path, parts: RunParts, meter: StepMeter
 ) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others follows them."""
-    averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
+    averages = [] if config.ema is None else [library.ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
         return [meter, *averages]
     monitor, callbacks = parts.monitor, list[Callback]([meter])
     if comm.size > 1 and config.straggler_factor:
-        slow = SlowRanks(config.straggler_factor)
-        callbacks += [slow, Balance(slow)] if config.balance else [slow]
+        slow = library.SlowRanks(config.straggler_factor)
+        callbacks += [slow, library.Balance(slow)] if config.balance else [slow]
     folder = RunFolder(directory)
     callbacks += [*averages, folder]
     if config.plateau:
         # `--plateau` counts the epochs until the reduction: one more than the patience
-        callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))
+        callbacks.append(
+            library.ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1)
+        )
     if config.early_stopping:
-        callbacks.append(EarlyStopping(monitor, config.early_stopping))
+        callbacks.append(library.EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:
-        callbacks.append(StopAtMetric(monitor, config.stop_at))
-    callbacks += [HistoryWriter(directory), MeasurementWriter(directory, meter)]
+        callbacks.append(library.StopAtMetric(monitor, config.stop_at))
+    callbacks += [library.HistoryWriter(directory), library.MeasurementWriter(directory, meter)]
     # the options that affect results and are set
     values = {n: v for n, v in config.course().items() if v not in (None, {}, "")}
     if config.tensorboard:
         histograms = config.tensorboard_histograms
         callbacks.append(
-            TensorBoard(directory / "tensorboard", histograms=histograms, hyper_parameters=values)
+            library.TensorBoard(
+                directory / "tensorboard", histograms=histograms, hyper_parameters=values
+            )
         )
-    for tracker, name in ((MLflow, config.mlflow), (WandB, config.wandb)):
+    for tracker, name in (("MLflow", config.mlflow), ("WandB", config.wandb)):
         if name is not None:
-            callbacks.append(tracker(name, run_name=directory.name, hyper_parameters=values))
+            callbacks.append(
+                getattr(library, tracker)(name, run_name=directory.name, hyper_parameters=values)
+            )
     best = directory / "best.safetensors"
-    callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
+    callbacks.append(library.BestWeights(best, monitor, restore_best=config.restore_best))
     common: dict[str, Any] = {
         "background": config.checkpoint_background,
         "mtbf": config.mtbf,
@@ -466,11 +459,13 @@ def create_callbacks(
     if config.checkpoint_local:
         local, every = config.checkpoint_local, config.checkpoint_local_every
         callbacks.append(
-            Checkpointer(local, every_epochs=None, every=every, keep=1, per_host=True, **common)
+            library.Checkpointer(
+                local, every_epochs=None, every=every, keep=1, per_host=True, **common
+            )
         )
     if config.checkpoint_epochs or config.checkpoint_steps or config.checkpoint_every:
         callbacks.append(
-            Checkpointer(
+            library.Checkpointer(
                 directory,
                 every_epochs=config.checkpoint_epochs or None,
                 every_steps=config.checkpoint_steps,

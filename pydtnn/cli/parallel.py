@@ -9,7 +9,6 @@ from pydtnn.cli.config import TrainConfig, read_axes
 from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.auto import RULE, create_allreduce
-from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.rule import VENDOR
 from pydtnn.comm.serial import Serial
 from pydtnn.parallel.mesh import Mesh
@@ -25,6 +24,8 @@ def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
     """
     found, _ = find(config, "allreduce")
     if found.ready:
+        from pydtnn.comm.schedules.check import check
+
         check(found.target, comm.hosts)  # an incorrect one would deadlock or sum wrongly
     # On GPUs the transport sums arrays, unless they are staged in host memory.
     device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)

@@ -37,12 +37,12 @@ from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
+from pydtnn.training import tracing
 from pydtnn.training.callback import Callback, evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
-from pydtnn.training.tracing.writing import Trace, check_folder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import (
     AgreedError,
@@ -166,7 +166,7 @@ def _communicate(config: TrainConfig, comm: Communicator, cupy: Any) -> tuple[Co
 def _fetch(config: TrainConfig, comm: Communicator, *, again: bool) -> None:
     """Check the folder of `--trace`, unless it is that of an attempt before, and download data."""
     if config.trace is not None and not again:
-        check_folder(config.trace, comm, "train: --trace")
+        tracing.check_folder(config.trace, comm, "train: --trace")
     if config.download or config.stage is not None:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
@@ -237,7 +237,7 @@ def _load(job: Job) -> bool:
     return not config.evaluate_only and trainer.epoch >= config.epochs
 
 
-def _train(job: Job, complete: bool) -> tuple[Logs, Trace | None]:
+def _train(job: Job, complete: bool) -> tuple[Logs, tracing.Trace | None]:
     """Train or evaluate; return the results of an evaluation, and the trace, if there are any."""
     config, trainer, results = job.config, job.trainer, Logs()
     if complete:
@@ -281,7 +281,7 @@ def _save(job: Job) -> None:
         trainer.save(config.save)
 
 
-def _report(job: Job, complete: bool, results: Logs, trace: Trace | None) -> None:
+def _report(job: Job, complete: bool, results: Logs, trace: tracing.Trace | None) -> None:
     """Print results, and check that the last checkpoint was written."""
     config, trainer = job.config, job.trainer
     if config.evaluate_only or config.quiet or complete:
@@ -316,7 +316,7 @@ def _resume(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def traced(job: Job) -> Iterator[Trace | None]:
+def traced(job: Job) -> Iterator[tracing.Trace | None]:
     """Context that is recorded and written to the folder of `--trace`, if the run has one.
 
     Collective: all ranks call it.
@@ -332,7 +332,7 @@ def traced(job: Job) -> Iterator[Trace | None]:
 
     machine = _facts(trainer) | limits()
     samples = -(-job.work.batch // trainer.setup.data.size)
-    trace = Trace(
+    trace = tracing.Trace(
         Path(str(config.trace)),
         recorder,
         trainer.comm,
@@ -364,7 +364,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def describe_trace(trace: Trace) -> str:
+def describe_trace(trace: tracing.Trace) -> str:
     """Describe a trace that was written in one line."""
     ranks = trace.comm.size
     clocks = f", clocks equal within {trace.error / 1e3:.1f} us" if ranks > 1 else ""

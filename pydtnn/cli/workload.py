@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pydtnn import data as datasets
 from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, WeightedDataset, load_dataset, split_validation
+from pydtnn.data import Dataset, load_dataset, split_validation
 from pydtnn.data.augment import create_augmentations
 from pydtnn.data.loader import samples_of_step
-from pydtnn.data.shards import stage_shards, staged_folder
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import SHARD, without_shard
@@ -36,13 +36,13 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
             options = options | {name: value}
     folder = config.data_dir
     if config.stage is not None:
-        folder = str(staged_folder(folder, config.stage))
+        folder = str(datasets.staged_folder(folder, config.stage))
     train: Dataset
     train, test = load_dataset(found, folder, config.download, **options)
     if config.validation_split:
         train, test = split_validation(train, config.validation_split, config.seed)
     if config.class_balanced:
-        train = WeightedDataset(train)
+        train = datasets.WeightedDataset(train)
     return train, test
 
 
@@ -57,7 +57,7 @@ def fetch_data(config: TrainConfig, comm: Communicator) -> None:
         return
     if config.stage is not None:
         check = bool(config.dataset_options.get("check", True))
-        stage_shards(config.data_dir, config.stage, check=check)
+        datasets.stage_shards(config.data_dir, config.stage, check=check)
     else:
         create_data(config)
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from pydtnn.data.packing import verify_shards as verify_shards
     from pydtnn.data.prepare import Prepare as Prepare
     from pydtnn.data.shards import load_shards as load_shards
+    from pydtnn.data.shards import stage_shards as stage_shards
+    from pydtnn.data.shards import staged_folder as staged_folder
     from pydtnn.data.synthetic import Synthetic as Synthetic
     from pydtnn.data.synthetic import load_synthetic as load_synthetic
     from pydtnn.data.text import TokenDataset as TokenDataset

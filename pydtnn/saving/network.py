@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import sys
@@ -23,17 +22,11 @@ from pydtnn.utils.errors import describe
 from pydtnn.utils.names import unknown
 
 
-@functools.cache  # it is needed for every layer of a network
-def library() -> Mapping[str, type]:
-    """Return the library's layers and blocks by name, without their names in other libraries."""
-    return {
-        name: kind
-        for name in layers.__all__
-        if isinstance(kind := getattr(layers, name), type)
-        and issubclass(kind, Layer | Block)
-        and kind.__name__ == name
-        and not inspect.isabstract(kind)
-    }
+def library_class(name: str) -> type | None:
+    """Return the library's layer or block with this name; none by a name of other libraries."""
+    kind = getattr(layers, name) if name in layers.__all__ else None
+    found = isinstance(kind, type) and issubclass(kind, Layer | Block) and kind.__name__ == name
+    return kind if found and not inspect.isabstract(kind) else None
 
 
 def name_of(kind: type) -> str:
@@ -41,7 +34,7 @@ def name_of(kind: type) -> str:
 
     Files are those of scripts, relative to the current folder if they are in it.
     """
-    if library().get(kind.__name__) is kind:
+    if library_class(kind.__name__) is kind:
         return kind.__name__
     module = sys.modules.get(kind.__module__)
     where = kind.__module__
@@ -77,10 +70,11 @@ def class_of(name: Any, where: str, custom: Mapping[str, type]) -> type:
         raise ValueError(f"{where}: its class must be a name")
     short = name.rpartition(":")[2].rpartition(".")[2]
     if ":" not in name:
-        known = library()
-        if name not in known:
-            raise ValueError(f"{where}: {unknown('layer', name, known)}")
-        return known[name]
+        known = library_class(name)
+        if known is None:
+            names = filter(library_class, layers.__all__)
+            raise ValueError(f"{where}: {unknown('layer', name, names)}")
+        return known
     kind = custom.get(name, custom.get(short))
     if kind is None:
         raise ValueError(

@@ -249,7 +249,7 @@ NUMBERS |= {
     **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
     **{"ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
     **{"six_rows": np.array([6]), "six_six": np.array([6, 6]), "two_rows": np.array([1, 5, 12])},
-    **{"one_by_one": floats(5, 4, 1, 1)},
+    **{"one_by_one": floats(5, 4, 1, 1), "minus_half": np.float32(-0.5)},
 }
 WORKS |= {
     "layer norm of nodes": (layer_norm(*AFFINE), SEQUENCE),
@@ -268,6 +268,10 @@ WORKS |= {
         SEQUENCE,
     ),
     "attention of another scale": (attention(scaled("half"), opset=13), SEQUENCE, 13),
+    "attention with a scale of computed constants": (
+        attention(node("Pow", ["three", "minus_half"], ["third_1"]), scaled("third_1")),
+        SEQUENCE,
+    ),
     "attention without a scale": (attention(scores="p"), SEQUENCE),
     "class token by expand": (
         class_token(
@@ -376,7 +380,7 @@ REFUSED: dict[str, Any] = {
         ("Conv conv", {"strides": [0, 1]})
     ),
     "prelu: the slope must be one positive number": chain("PRelu c411"),
-    "clip: bounds must be 0 and 6, or 0 alone, got 0.0 and 3.0": chain("Clip zero three"),
+    "clip: expected constants, or a part of an activation": chain("Clip zero three"),
     "resize: expected a whole height and width of an image": chain("Resize - ones4h"),
     "expand: expected a constant, or the shape": (chain("Expand two_rows"), SEQUENCE),
     "where: a mask must hide all later positions": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -10,75 +10,11 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.layers import Layer
-from pydtnn.tools.interchange.onnx.functions import decimal, erf, extended, solid
+from pydtnn.tools.interchange.onnx.functions import ACTIVATION, ACTIVATIONS, decimal
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, ordered, plain
 from pydtnn.tools.interchange.onnx.views import ModelArray, Value
 
 Array = np.ndarray
-
-
-def _function(
-    compute: Callable[..., Array],
-    layer: Callable[[], Layer] | None = None,
-    *,
-    saturates: bool = False,
-) -> Read:
-    """Return a function for an operator that may be a part of an activation."""
-    return lambda at: _computed(at, compute, at.lazy(), layer=layer, saturates=saturates)
-
-
-def _computed(
-    at: Reading,
-    compute: Callable[..., Array],
-    *values: Value,
-    layer: Callable[[], Layer] | None = None,
-    saturates: bool = False,
-) -> Value:
-    """Return a function of the elements of an array: a layer, or a part of an activation."""
-    if layer is not None and not _in_activation(at):
-        return at.layer(layer(), solid(at.net, *values))
-
-    def last(*sources: ModelArray) -> ModelArray:
-        if layer is None:
-            raise at.fail("expected a part of an activation that pydtnn has, got another function")
-        return at.applied(layer(), *sources)
-
-    return extended(at.net, values, compute, last, at.node.name, saturates=saturates)
-
-
-def _in_activation(at: Reading) -> bool:
-    """Return whether a function may be a part of an activation that several nodes compute."""
-    if any(isinstance(x, Value) and x.function is not None for x in at.inputs):
-        return True
-    joined = {"Sigmoid": "Mul", "HardSigmoid": "Mul", "Softplus": "Where"}.get(at.node.operator)
-    return any(
-        reader.operator == joined
-        and not any(isinstance(at.values.get(name), np.ndarray) for name in reader.inputs)
-        for reader in at.graph.readers.get(at.node.outputs[0], ())
-    )
-
-
-def _clip(at: Reading) -> Value:
-    bounds = [at.constant(place) for place in (1, 2)]
-    low, high = [
-        at.get(name, None) if bound is None else decimal(_scalar(at, bound))
-        for name, bound in zip(("min", "max"), bounds, strict=True)
-    ]
-    return _clipped(at, at.lazy(), low, high)
-
-
-def _clipped(at: Reading, x: Value, low: float | None, high: float | None) -> Value:
-    infinite = np.finfo("float32").max  # the default bounds of opset 6
-    low = None if low is not None and low <= -infinite else low
-    high = None if high is not None and high >= infinite else high
-    bounds = (-np.inf if low is None else low, np.inf if high is None else high)
-
-    def layer() -> Layer:
-        if low != 0 or high not in (None, 6):
-            raise at.fail(f"bounds must be 0 and 6, or 0 alone, got {low} and {high}")
-        return layers.ReLU() if high is None else layers.ReLU6()
-
-    return _computed(at, lambda v: np.clip(v, *bounds), x, layer=layer, saturates=True)
 
 
 def _scalar(at: Reading, array: Array) -> float:
@@ -87,104 +23,42 @@ def _scalar(at: Reading, array: Array) -> float:
     return float(array.reshape(()))
 
 
-def _extreme(at: Reading) -> Value:
-    """Read Max or Min of a value and a number."""
-    constants = [c for c in at.inputs if isinstance(c, np.ndarray)]
-    values = [i for i, x in enumerate(at.inputs) if isinstance(x, Value)]
-    if len(constants) != 1 or len(values) != 1:
-        raise at.fail("expected an input and a number")
-    number = decimal(_scalar(at, constants[0]))
-    pair = (number, None) if at.node.operator == "Max" else (None, number)
-    return _clipped(at, at.lazy(values[0]), *pair)
-
-
-def _power(at: Reading) -> Value:
-    exponent = _scalar(at, at.required(1))
-    return _computed(at, lambda v: v**exponent, at.lazy())
-
-
 def _arithmetic(at: Reading) -> Value:
     """Read Add, Sub, Mul and Div of two inputs."""
     a, b, *more = at.inputs
     if more:
         raise at.fail(f"expected two inputs, got {len(at.inputs)}")
-    if isinstance(a, Value) and isinstance(b, Value):
-        return _of_two(at, at.lazy(0), at.lazy(1))
-    place = 0 if isinstance(a, Value) else 1
-    constant, x = at.required(1 - place), at.lazy(place)
     operator = at.node.operator
+    if isinstance(a, Value) and isinstance(b, Value):
+        if operator == "Div":
+            raise at.fail("expected a constant divisor, got a computed one")
+        if operator == "Mul":
+            return _product(at, at.value(0), at.value(1))
+        b = at.lazy(1)
+        if operator == "Sub":
+            b = replace(b, factor=-b.factor, name=f"{at.node.name}.minus")
+        return _total(at, at.value(0), at.net.solid(b))
+    first = isinstance(b, Value)
+    constant, x = at.required(0 if first else 1), at.lazy(1 if first else 0)
     if constant.dtype.kind not in "fiu":
         raise at.fail(f"the constant must consist of numbers, got {constant.dtype}")
-    if constant.size == 1 and constant.ndim <= len(x.axes):
-        return _with_number(at, x, float(constant.reshape(())), first=place == 1)
-    if operator == "Sub" and place == 1:
-        x, operator = _with_number(at, x, -1.0, first=False, operator="Mul"), "Add"
+    constant = constant.astype("float64")
+    if operator == "Sub" and first:
+        x, operator = replace(x, factor=-x.factor), "Add"
     elif operator == "Sub":
         constant, operator = -constant, "Add"
-    elif operator == "Div" and place == 0:
-        with np.errstate(all="ignore"):
-            constant, operator = (1 / constant.astype("float64")), "Mul"
-    if operator == "Div":
-        raise at.fail("expected a computed dividend, got a constant that is divided")
-    return with_constant(at, solid(at.net, x), constant, operator)
-
-
-NUMERIC: dict[str, Callable[..., Array]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-}
-
-
-def _with_number(
-    at: Reading, x: Value, number: float, *, first: bool, operator: str | None = None
-) -> Value:
-    """Return a function of each element and a number, which is the first operand or the second."""
-    operator = operator or at.node.operator
-    compute = NUMERIC[operator]
-
-    def function(v: Array) -> Array:
-        return compute(number, v) if first else compute(v, number)
-
-    def last(source: ModelArray) -> ModelArray:
-        if operator in ("Add", "Sub"):
-            sign = -1.0 if operator == "Sub" and first else 1.0
-            term = -number if operator == "Sub" and not first else number
-            size = (source.node.shape[-1],)
-            return _scaled(at, source, np.full(size, sign), np.full(size, term))
-        factor = 1 / number if operator == "Div" and number else number
-        if operator == "Div" and (first or not number):
-            raise at.fail(f"expected a divisor other than 0, got a quotient with {number}")
-        return at.applied(layers.Rescale(decimal(factor)), source)
-
-    return extended(at.net, (x,), function, last, at.node.name)
-
-
-def _of_two(at: Reading, a: Value, b: Value) -> Value:
-    operator, compute = at.node.operator, NUMERIC[at.node.operator]
-    if a.source is b.source and a.axes == b.axes and a.atoms == b.atoms:
-
-        def last(x: ModelArray, y: ModelArray) -> ModelArray:
-            if operator == "Div":
-                raise at.fail("expected a constant divisor, got a computed one")
-            if operator == "Sub":
-                y = _negative(at, y)
-            return at.applied(layers.Multiply() if operator == "Mul" else layers.Add(), x, y)
-
-        return extended(at.net, (a, b), compute, last, at.node.name)
-    a, b = solid(at.net, a), solid(at.net, b)
-    if operator == "Div":
-        raise at.fail("expected a constant divisor, got a computed one")
+    elif operator == "Div":
+        if first or not constant.all():
+            raise at.fail("expected constant divisors other than 0, got others")
+        constant, operator = 1 / constant, "Mul"
+    if constant.size > 1 or constant.ndim > len(x.axes):
+        return with_constant(at, at.net.solid(x), constant, operator)
+    number = float(constant.reshape(()))
     if operator == "Mul":
-        return _product(at, a, b)
-    if operator == "Sub":
-        b = replace(b, source=_negative(at, b.source))
-    return _total(at, a, b)
-
-
-def _negative(at: Reading, source: ModelArray) -> ModelArray:
-    return ModelArray(at.net.add(f"{at.node.name}.minus", layers.Rescale(-1.0), source.node))
+        return replace(x, factor=x.factor * number, name=at.node.name)
+    size = x.source.node.shape[-1]
+    source = _scaled(at, x.source, np.full(size, x.factor), np.full(size, number))
+    return replace(x, source=source, factor=1.0, name=at.node.name)
 
 
 def _total(at: Reading, *values: Value) -> Value:
@@ -275,37 +149,6 @@ def _gelu(at: Reading) -> Layer:
     return layers.GELU(at.get("approximate", "none"))
 
 
-def _hard_sigmoid(at: Reading) -> Value:
-    alpha, beta = at.get("alpha", 0.2), at.get("beta", 0.5)
-
-    def layer() -> Layer:
-        if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
-            raise at.fail(f"alpha and beta must be 1/6 and 1/2, got {alpha} and {beta}")
-        return layers.HardSigmoid()
-
-    def compute(v: Array) -> Array:
-        return np.clip(alpha * v + beta, 0, 1)
-
-    return _computed(at, compute, at.lazy(), layer=layer, saturates=True)
-
-
-def _greater(at: Reading) -> Value:
-    number = _scalar(at, at.required(1))
-    return _computed(at, lambda v: v > number, at.lazy())
-
-
-def _where(at: Reading) -> Value:
-    """Read a choice between functions of the same array, such as of Softplus above a threshold."""
-    values = tuple(at.lazy(place) for place in range(3))
-    if len({(v.source, v.axes, v.atoms) for v in values}) > 1:
-        raise at.fail("expected a part of an activation, got values of several arrays")
-    return _computed(at, np.where, *values)
-
-
-def _sigmoid(v: Array) -> Array:
-    return 1 / (1 + np.exp(-v))
-
-
 def _dropout(at: Reading) -> Value:
     training = at.constant(2)
     if any(at.node.outputs[1:2]) and at.node.outputs[1] in at.graph.readers:
@@ -320,29 +163,22 @@ def _dropout(at: Reading) -> Value:
 ELEMENTWISE: Mapping[str, Read] = {
     "Add": _arithmetic,
     "Atan": plain(lambda at: layers.ArcTan()),
-    "Clip": _clip,
     "Div": _arithmetic,
     "Dropout": _dropout,
     "Elu": plain(lambda at: layers.ELU(at.get("alpha", 1.0))),
-    "Erf": _function(erf, saturates=True),
     "Gelu": plain(_gelu),
-    "Greater": _greater,
-    "HardSigmoid": _hard_sigmoid,
     "HardSwish": plain(lambda at: layers.HardSwish()),
     "LeakyRelu": plain(lambda at: _leaky(at.get("alpha", 0.01))),
     "Log": plain(lambda at: layers.Log()),
-    "Max": _extreme,
-    "Min": _extreme,
     "Mul": _arithmetic,
-    "Neg": _function(np.negative),
+    "Neg": lambda at: replace(at.lazy(), factor=-at.lazy().factor, name=at.node.name),
     "PRelu": _prelu,
-    "Pow": _power,
     "Relu": plain(lambda at: layers.ReLU()),
-    "Sigmoid": _function(_sigmoid, layers.Sigmoid, saturates=True),
-    "Softplus": _function(lambda v: np.logaddexp(v, 0), layers.Softplus, saturates=True),
+    "Sigmoid": plain(lambda at: layers.Sigmoid()),
+    "Softplus": plain(lambda at: layers.Softplus()),
     "Sub": _arithmetic,
     "Sum": _sum,
-    "Tanh": _function(np.tanh, layers.Tanh, saturates=True),
-    "Where": _where,
+    "Tanh": plain(lambda at: layers.Tanh()),
+    ACTIVATION: plain(lambda at: ACTIVATIONS[at.get(ACTIVATION, "")]()),
 }
 """Functions of one array, and arithmetic of two."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.kernels.reference.elementwise import normal
 from pydtnn.layers.base import Shape
 from pydtnn.utils.files import open_file, path_inside, read_file
 from pydtnn.utils.imports import import_optional
@@ -451,6 +452,19 @@ def _cast(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     return x.astype(dtype)
 
 
+def _clip(node: OnnxNode, inputs: Sequence[Any]) -> Array:
+    x, low, high = (*inputs, None, None)[:3]
+    return np.clip(x, -np.inf if low is None else low, np.inf if high is None else high)
+
+
+def _erf(x: Array) -> Array:
+    return 2 * normal(np, x * np.sqrt(2))[0] - 1
+
+
+def _hard_sigmoid(node: OnnxNode, inputs: Sequence[Any]) -> Array:
+    return np.clip(node.get("alpha", 0.2) * inputs[0] + node.get("beta", 0.5), 0, 1)
+
+
 def _range(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     start, stop, step = (part.reshape(()).item() for part in inputs)
     count = max(-int(-(stop - start) // step), 0)
@@ -483,14 +497,17 @@ FOLDS: Mapping[str, Fold] = {
     "Add": _binary(np.add),
     "And": _binary(np.logical_and),
     "Cast": _cast,
+    "Clip": _clip,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Div": _binary(_divide),
+    "Erf": _unary(_erf),
     "Equal": _binary(np.equal),
     "Expand": _expand,
     "Floor": _unary(np.floor),
     "Gather": _gather,
     "Greater": _binary(np.greater),
+    "HardSigmoid": _hard_sigmoid,
     "Identity": _unary(np.asarray),
     "Less": _binary(np.less),
     "LessOrEqual": _binary(np.less_equal),
@@ -500,14 +517,18 @@ FOLDS: Mapping[str, Fold] = {
     "Mul": _binary(np.multiply),
     "Neg": _unary(np.negative),
     "Not": _unary(np.logical_not),
+    "Pow": _binary(np.power),
     "Range": _range,
     "Reciprocal": _unary(np.reciprocal),
     "Reshape": _reshape,
     "Shape": _unary(lambda x: np.array(x.shape, np.int64)),
+    "Sigmoid": _unary(lambda x: 1 / (1 + np.exp(-x))),
     "Slice": _slice,
+    "Softplus": _unary(lambda x: np.logaddexp(x, 0)),
     "Sqrt": _unary(np.sqrt),
     "Squeeze": _squeeze,
     "Sub": _binary(np.subtract),
+    "Tanh": _unary(np.tanh),
     "Transpose": lambda node, inputs: np.transpose(inputs[0], node.get("perm", None)),
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,

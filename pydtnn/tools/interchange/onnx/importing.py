@@ -17,6 +17,7 @@ from pydtnn.layers.node import Node as Part
 from pydtnn.layers.node import Outputs
 from pydtnn.model import Model
 from pydtnn.saving.weights import check_numbers
+from pydtnn.tools.interchange.onnx.functions import with_activations
 from pydtnn.tools.interchange.onnx.graph import (
     ANY_BATCH,
     FOLDS,
@@ -97,7 +98,7 @@ def import_onnx(
     try:
         message = read_message(WHO, path)
         data = message.SerializeToString() if verify else b""
-        graph = joined(parse(WHO, message))
+        graph = with_activations(joined(parse(WHO, message)))
         _check_operators(graph)
         net = NodeNetwork(graph)
         shapes = [entry.shape for entry in graph.inputs.values()]
@@ -238,7 +239,7 @@ def _read(at: Reading) -> Any:
             at.net.transposed[node.outputs[0]] = source
         return fold(node, at.inputs)
     if node.operator not in READERS:
-        raise at.fail("expected constants, got a computed input")
+        raise at.fail("expected constants, or a part of an activation that pydtnn has, got others")
     try:
         return READERS[node.operator](at)
     except ValueError as error:

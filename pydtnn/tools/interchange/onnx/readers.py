@@ -15,7 +15,6 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.tools.interchange.onnx.elementwise import ELEMENTWISE
-from pydtnn.tools.interchange.onnx.functions import solid
 from pydtnn.tools.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, axes_of, slices_of
 from pydtnn.tools.interchange.onnx.norms import NORMS
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, Repeated, resolved
@@ -90,16 +89,16 @@ def _flatten(at: Reading, x: Value) -> Value:
     axis = at.get("axis", 1)
     if axis != len(x.axes):
         axis = x.axis(axis)
-    return at.net.reshaped(solid(at.net, x), [prod(x.shape[:axis]), prod(x.shape[axis:])])
+    return at.net.reshaped(x, [prod(x.shape[:axis]), prod(x.shape[axis:])])
 
 
 def _reshape(at: Reading, x: Value) -> Value:
-    return at.net.reshaped(solid(at.net, x), resolved(at, x, at.numbers(1)))
+    return at.net.reshaped(x, resolved(at, x, at.numbers(1)))
 
 
 def _depth_to_space(at: Reading, x: Value) -> Value:
     """Read a block of pixels of each group of channels, or the inverse."""
-    b, x = at.get("blocksize", 1), solid(at.net, x)
+    b = at.get("blocksize", 1)
     n, c, h, w = x.shape
     wide, perm, made = [n, b, b, c // b**2, h, w], [0, 3, 4, 1, 5, 2], [n, c // b**2, h * b, w * b]
     if at.node.operator == "SpaceToDepth":

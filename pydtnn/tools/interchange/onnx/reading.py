@@ -11,7 +11,6 @@ import numpy as np
 
 from pydtnn.layers import Layer
 from pydtnn.layers.node import Node as GraphNode
-from pydtnn.tools.interchange.onnx.functions import solid
 from pydtnn.tools.interchange.onnx.graph import NodeGraph, OnnxNode
 from pydtnn.tools.interchange.onnx.views import Atoms, ModelArray, Value, Wiring
 
@@ -57,17 +56,16 @@ class Reading:
 
     def value(self, place: int = 0) -> Value:
         """Return an input that is computed, by layers."""
-        return solid(self.net, self.lazy(place))
+        return self.net.solid(self.lazy(place))
 
     def lazy(self, place: int = 0) -> Value:
-        """Return an input that is computed, perhaps by a function that has no layers yet."""
+        """Return an input that is computed, perhaps with a factor that has no layer yet."""
         given = self.inputs[place] if place < len(self.inputs) else None
         if not isinstance(given, Value):
             raise self.fail(f"input {place} must be computed, got a constant or none")
         if given.integer:
             raise self.fail(f"input {place} must be of floating point, got integers")
-        made = given.function is not None and given.function.made
-        return solid(self.net, given) if made else given
+        return given
 
     def constant(self, place: int) -> Array | None:
         """Return the constant that is an input; None if it is omitted.

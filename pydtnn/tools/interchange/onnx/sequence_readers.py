@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isclose, prod, sqrt
+from math import isclose, sqrt
 from typing import Any
 
 import numpy as np
 
 from pydtnn import layers
-from pydtnn.tools.interchange.onnx.functions import decimal, factor_of
+from pydtnn.tools.interchange.onnx.functions import decimal
 from pydtnn.tools.interchange.onnx.operators import ROWS, means_of_bins
 from pydtnn.tools.interchange.onnx.readers import OPERATORS, linear
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, Repeated
@@ -186,11 +186,9 @@ def _scores(at: Reading, q: Value, k: Value) -> Scores:
     k = k.transposed([*range(rank - 2), rank - 1, rank - 2])
     if q.shape != k.shape:
         raise at.fail(f"queries and keys must have the same shape, got {q.given} and {k.given}")
-    factors = [f for f in (factor_of(x.function) for x in (q, k)) if f is not None]
-    if len(factors) < 2:
-        raise at.fail("expected a product of queries and keys, perhaps times a number")
-    q, k = (replace(x, function=None, name=at.node.name) for x in (q, k))
-    return Scores(q, k, prod(factors))
+    factor = q.factor * k.factor
+    q, k = (replace(x, factor=1.0, name=at.node.name) for x in (q, k))
+    return Scores(q, k, factor)
 
 
 def read_scores(at: Reading) -> Scores | Value:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.layers import Embedding, Flatten, Layer, Reshape, Slice, Transpose
+from pydtnn.layers import Embedding, Flatten, Layer, Rescale, Reshape, Slice, Transpose
 from pydtnn.layers.base import Shape
 from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.node import Node
+from pydtnn.tools.interchange.onnx.functions import decimal
 from pydtnn.tools.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, Names
 
 
@@ -93,8 +94,8 @@ class Value:
     batch : Atom
     name : str
         Of the node that has made the view, for the layers that it requires.
-    function : Function or None
-        What is computed from each element of the array: `pydtnn.tools.interchange.onnx.functions`.
+    factor : float
+        By which all elements are to be multiplied, for which there is no layer yet.
     integer : bool
         Whether elements are integers: tokens.
     """
@@ -104,7 +105,7 @@ class Value:
     axes: tuple[Atoms, ...]
     batch: Atom
     name: str
-    function: Any = None
+    factor: float = 1.0
     integer: bool = False
 
     @property
@@ -309,7 +310,6 @@ class Wiring:
 
     def arrange(self, x: Value, order: Sequence[Atom], shape: Shape) -> Node:
         """Return a node with the atoms of a value in an order in memory, and a shape."""
-        assert x.function is None
         node, name = x.source.node, x.name
         if x.atoms == tuple(order):
             return self.reshape(node, shape, name)
@@ -326,6 +326,16 @@ class Wiring:
         if key not in self._arranged:
             self._arranged[key] = self.add(f"{name}.transpose", Transpose(axes), node)
         return self.reshape(self._arranged[key], shape, name)
+
+    def solid(self, x: Value) -> Value:
+        """Return a value whose factor, if it has one, is that of a layer, which is added once."""
+        if x.factor == 1:
+            return x
+        node = x.source.node
+        key = (node.index, x.factor)
+        if key not in self._arranged:
+            self._arranged[key] = self.add(x.name, Rescale(decimal(x.factor)), node)
+        return replace(x, source=ModelArray(self._arranged[key]), factor=1.0)
 
     def plain(self, x: Value) -> Value:
         """Return a value whose array has the order of ONNX, and an atom for each axis."""

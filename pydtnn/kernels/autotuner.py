@@ -19,13 +19,13 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.utils.files import MAX_TEXT_B, read_file, user_cache, write_file
+from pydtnn.utils.files import MAX_TEXT_B, read_file, user_cache
 from pydtnn.utils.names import unknown
 
 CACHE_VARIABLE = "PYDTNN_CACHE"
@@ -33,12 +33,8 @@ CACHE_VARIABLE = "PYDTNN_CACHE"
 
 _UNUSABLE = (
     "measured choices cannot be stored, so another run may choose other algorithms; "
-    f"set {CACHE_VARIABLE} to a writable folder ({{}})"
+    f"set {CACHE_VARIABLE} to a writable folder (%s)"
 )
-
-LOCK_TIMEOUT_S = 5.0
-"""Seconds to wait for a process that holds the lock of the file, normally for milliseconds: a
-suspended process must not block others."""
 
 _log = logging.getLogger("pydtnn.kernels")
 
@@ -56,10 +52,11 @@ Table = dict[str, dict[int, Winner]]
 
 
 class AutotunerFile:
-    """The choices of this machine, by setting (instruction set and threads).
+    """The choices of this machine: a line of JSON for each, of which the first counts.
 
-    A file that cannot be read or written is not an error: choices are then measured again in the
-    next run, and the logger "pydtnn.kernels" logs one warning.
+    Processes append lines, which needs no lock, and read the file again to see which was first. A
+    file that cannot be read or written is not an error: choices are then measured again in the next
+    run, and the logger "pydtnn.kernels" logs one warning.
 
     Parameters
     ----------
@@ -69,9 +66,8 @@ class AutotunerFile:
 
     def __init__(self, machine: str | Callable[[], str]) -> None:
         self._machine = machine
-        self._settings: dict[str, Table] | None = None
+        self._known: dict[tuple[Any, ...], Winner] = {}
         self._warned = False
-        self._locked_out = False
 
     @property
     def machine(self) -> str:
@@ -89,121 +85,69 @@ class AutotunerFile:
         """
         folder = os.environ.get(CACHE_VARIABLE)
         name = hashlib.sha256(self.machine.encode()).hexdigest()[:12]
-        return (Path(folder).expanduser() if folder else user_cache()) / f"choices-{name}.json"
+        return (Path(folder).expanduser() if folder else user_cache()) / f"choices-{name}.jsonl"
 
     def count(self) -> int:
         """Count the stored choices, in all settings."""
-        tables = self._read().values()
-        return sum(len(batches) for table in tables for batches in table.values())
+        self._read()
+        return len(self._known)
 
     def find(
-        self, setting: str, operation: str, batch: int, candidates: Sequence[str]
+        self, setting: str, operation: str, batch: int, candidates: Iterable[str]
     ) -> Winner | None:
         """Return the choice among exactly these candidates, if there is one."""
-        if self._settings is None:
-            self._settings = self._read()
-        choice = self._settings.get(setting, {}).get(operation, {}).get(batch)
-        known = choice and choice.name in candidates and choice.seconds.keys() == {*candidates}
-        return choice if known else None
+        if not self._known:
+            self._read()
+        return self._known.get(_key(setting, operation, batch, candidates))
 
     def add(self, setting: str, operation: str, batch: int, choice: Winner) -> Winner:
         """Store a choice, unless another process has stored one; return the valid one."""
-        if self._locked_out:
-            return choice
-        try:
-            with _locked(self.path):
-                self._settings = self._read()
-                earlier = self.find(setting, operation, batch, list(choice.seconds))
-                if earlier:
-                    return earlier
-                self._settings.setdefault(setting, {}).setdefault(operation, {})[batch] = choice
-                content = {"machine": self.machine, "choices": self._settings}
-                data = json.dumps(content, indent=1, default=asdict)
-                write_file("choices of algorithms", self.path, data.encode())
-        except (OSError, RuntimeError) as error:
-            self._locked_out = isinstance(error, TimeoutError)  # do not wait for each choice
-            self._warn(_UNUSABLE.format(error))
-        return choice
+        key = _key(setting, operation, batch, choice.seconds)
+        if self._read() and key not in self._known:
+            where = {"setting": setting, "operation": operation, "batch": batch}
+            line = json.dumps({"machine": self.machine, **where, **asdict(choice)})
+            self._read(f"\n{line}\n".encode())  # behind a line that may be incomplete
+        return self._known.get(key, choice)
 
-    def _read(self) -> dict[str, Table]:
-        """Read the file; return the known choices if it cannot be used."""
-        known = self._settings or {}
+    def _read(self, added: bytes = b"") -> bool:
+        """Append to the file if there is anything to add, and read it; return whether it can be."""
         try:
-            content = json.loads(read_file("choices of algorithms", self.path, MAX_TEXT_B))
-            if content["machine"] != self.machine:
-                raise ValueError("written for another machine")
-            return {name: to_table(table) for name, table in content["choices"].items()}
+            if added:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with open(self.path, "ab") as file:
+                    file.write(added)
+            self._known = self._choices(read_file("choices of algorithms", self.path, MAX_TEXT_B))
         except FileNotFoundError:
-            return known
+            return not added
+        except ValueError:  # longer than any such file
+            with contextlib.suppress(OSError):
+                self.path.unlink()
         except (OSError, RuntimeError) as error:
-            self._warn(_UNUSABLE.format(error))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # or edited
-            self._warn(f"{self.path} is damaged; it is replaced, and algorithms measured again")
-        return known
+            if not self._warned:
+                _log.warning(_UNUSABLE, error)
+            self._warned = True
+            return False
+        return True
 
-    def _warn(self, problem: str) -> None:
-        if not self._warned:
-            _log.warning("%s", problem)
-        self._warned = True
-
-
-def to_table(content: dict[str, Any]) -> Table:
-    """Convert the JSON form of a table.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError, AttributeError
-        If it is invalid.
-    """
-    return {
-        str(operation): {
-            int(batch): Winner(str(choice["name"]), _seconds(choice["seconds"]))
-            for batch, choice in batches.items()
-        }
-        for operation, batches in content.items()
-    }
+    def _choices(self, content: bytes) -> dict[tuple[Any, ...], Winner]:
+        """Return the choices in the lines of the file; others, if it is damaged, do not count."""
+        found: dict[tuple[Any, ...], Winner] = {}
+        for line in content.splitlines():
+            with contextlib.suppress(*_DAMAGED):
+                entry = json.loads(line)
+                times = {str(name): float(time) for name, time in entry["seconds"].items()}
+                where = entry["setting"], entry["operation"], int(entry["batch"])
+                if entry["machine"] == self.machine and entry["name"] in times:
+                    found.setdefault(_key(*where, times), Winner(entry["name"], times))
+        return found
 
 
-def _seconds(times: Mapping[str, Any]) -> dict[str, float]:
-    try:
-        return {str(name): float(time) for name, time in times.items()}  # NaN: unknown
-    except OverflowError as error:  # of a whole number above all floats
-        raise ValueError(str(error)) from error
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+"""What is raised by a line that contains no choice."""
 
 
-def _open_now(path: str, flags: int) -> int:
-    """Open a file; an error where a named pipe would block."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the file against changes by other processes, if the file system supports locks.
-
-    Raises
-    ------
-    TimeoutError
-        If another process holds the lock for more than `LOCK_TIMEOUT_S` seconds.
-    """
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "a", opener=_open_now) as file:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"{file.name} has been locked by another process for {LOCK_TIMEOUT_S:g} s"
-                    ) from None
-                time.sleep(0.01)
-                continue
-            except OSError:  # not supported by some network file systems
-                pass
-            break
-        yield
+def _key(setting: str, operation: str, batch: int, candidates: Iterable[str]) -> tuple[Any, ...]:
+    return (setting, operation, batch, *sorted(candidates))
 
 
 BUDGET = 0.04

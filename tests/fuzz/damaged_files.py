@@ -476,7 +476,7 @@ class Choices(Kind):
         choice = Winner("winograd4", {"winograd4": 1e-3, "direct": 2e-3})
         for batch in (16, 64):
             file.add("avx2, 1 thread", "conv.forward 3x3", batch, choice)
-        (self.folder / file.path.with_suffix(".lock").name).unlink()
+        file.path.write_bytes(file.path.read_bytes().strip().replace(b"\n\n", b"\n"))
         self.objects = file.path.name
 
     def read(self) -> Any:
@@ -488,7 +488,7 @@ class Choices(Kind):
         )
         again = AutotunerFile("this machine")
         stored = again.find("avx2, 1 thread", "conv.forward 5x5", 8, names) is not None
-        assert stored or file.path.is_dir(), "a choice was not stored"
+        assert stored or not file.path.is_file(), "a choice was not stored"
         return found
 
     def check(self, found: Winner | None, name: str, data: bytes) -> None:

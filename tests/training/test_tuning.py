@@ -166,7 +166,7 @@ def test_the_same_command_twice_measures_once_and_leaves_the_same_bytes(tmp_path
         options = ["--tuning=measure", f"--output-dir={tmp_path / name}"]
         assert main([*COMMAND, *options, f"--save={tmp_path / name}.safetensors"]) == 0
         files.append((tmp_path / f"{name}.safetensors").read_bytes())
-        kept.append([path.read_bytes() for path in cache.glob("choices-*.json")])
+        kept.append([path.read_bytes() for path in cache.glob("choices-*.jsonl")])
     assert files[0] == files[1]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 1

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.cpu._attention import AttentionKernels
-from pydtnn.kernels.cpu.compiled import Compiled, Widened, contiguous, native, through_float32
+from pydtnn.kernels.cpu.compiled import (
+    Compiled,
+    Widened,
+    contiguous,
+    native,
+    require,
+    through_float32,
+)
 from pydtnn.kernels.reference import attention as reference
 from pydtnn.kernels.reference.attention import At, AttentionDropout
 from pydtnn.kernels.reference.family import Array
@@ -33,16 +40,7 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
-        if not (native(out, qkv) and native(log_sums, out)):
-            return super().forward(
-                qkv,
-                heads,
-                out=out,
-                log_sums=log_sums,
-                causal=causal,
-                lengths=lengths,
-                dropout=dropout,
-            )
+        require(native(out, qkv) and native(log_sums, out))
         options = heads, None, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
         self.kernels.forward(contiguous(qkv), None, *options, out, log_sums, self.threads)
 
@@ -59,10 +57,7 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the same for queries and keys of different positions."""
-        if not native(out, q, kv, log_sums):
-            return super().forward_block(
-                q, kv, heads, at, out=out, log_sums=log_sums, causal=causal, dropout=dropout
-            )
+        require(native(out, q, kv, log_sums))
         options = heads, at, causal, None, _numbers(dropout)
         q, kv = contiguous(q), contiguous(kv)
         self.kernels.forward(q, kv, *options, out, log_sums, self.threads)
@@ -82,18 +77,7 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
-        if not native(out, dy, qkv, y, log_sums):
-            return super().backward(
-                dy,
-                qkv,
-                y,
-                log_sums,
-                heads,
-                out=out,
-                causal=causal,
-                lengths=lengths,
-                dropout=dropout,
-            )
+        require(native(out, dy, qkv, y, log_sums))
         options = heads, None, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
         dy, qkv, y, log_sums = map(contiguous, (dy, qkv, y, log_sums))
         self.kernels.backward(dy, qkv, None, y, log_sums, *options, out, None, self.threads)
@@ -114,14 +98,7 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the terms of a block in the gradients of `q` and `kv`."""
-        if not (native(out, dy, q, kv, y, log_sums) and native(out_kv)):
-            return super().backward_block(
-                *(dy, q, kv, y, log_sums, heads, at),
-                out=out,
-                out_kv=out_kv,
-                causal=causal,
-                dropout=dropout,
-            )
+        require(native(out, dy, q, kv, y, log_sums) and native(out_kv))
         options = heads, at, causal, None, _numbers(dropout)
         arrays = map(contiguous, (dy, q, kv, y, log_sums))
         self.kernels.backward(*arrays, *options, out, out_kv, self.threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import isfunction
 from typing import Any, ClassVar
 
 import ml_dtypes  # noqa: F401  # makes "bfloat16" a dtype
@@ -25,6 +26,7 @@ __all__ = [
     "contiguous",
     "gradient",
     "native",
+    "require",
     "supported",
 ]
 
@@ -41,12 +43,36 @@ STORED = (*REALS, HALF)
 """Types of the activations of most kernels."""
 
 
+class UnsupportedArrays(Exception):
+    """Raised by `require`."""
+
+
+def require(supported: bool) -> None:
+    """Let the reference run instead of the calling kernel, unless the arrays are supported."""
+    if not supported:
+        raise UnsupportedArrays
+
+
+def _or_reference(family: type, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel of a family that runs on the reference if its arrays are not supported."""
+
+    @wraps(kernel)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return kernel(self, *args, **options)
+        except UnsupportedArrays:
+            pass
+        return getattr(super(family, self), kernel.__name__)(*args, **options)
+
+    return call
+
+
 class Compiled:
     """Mixin for a reference family; the subclass replaces kernels by compiled ones.
 
-    Kernels call the reference for arrays for which `native` or, if there is a variant for bfloat16,
-    `supported` is false (another type, an output that is not contiguous); inputs that are not
-    contiguous are copied.
+    Kernels `require` that arrays are `native` or, if there is a variant for bfloat16, `supported`,
+    before they write anything; of others (another type, an output that is not contiguous) the
+    reference is called instead. Inputs that are not contiguous are copied.
 
     Parameters
     ----------
@@ -60,6 +86,12 @@ class Compiled:
 
     table: ClassVar[Any]
     """Extension class of the family, constructed with the number of the instruction set."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, kernel in [*vars(cls).items()]:
+            if isfunction(kernel) and not name.startswith("_") and hasattr(super(cls, cls), name):
+                setattr(cls, name, _or_reference(cls, kernel))
 
     def __init__(self, xp: Any, isa: str, threads: int) -> None:
         super().__init__(xp)  # type: ignore[call-arg]  # the reference family follows in the MRO

@@ -11,6 +11,7 @@ from pydtnn.kernels.cpu.compiled import (
     beside,
     contiguous,
     native,
+    require,
     supported,
     through_float32,
 )
@@ -30,23 +31,21 @@ class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
 
     def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Apply activation `name` to `x`; `out` may be `x`."""
-        if name not in NUMBERS or not supported(out, x):
-            return super().forward(name, x, out=out, alpha=alpha)
+        require(name in NUMBERS and supported(out, x))
         self.kernels.forward(NUMBERS[name], contiguous(x), out, alpha, self.threads)
 
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Multiply `dy` by the activation's derivative at `z`; `out` may be `dy`."""
-        if name not in NUMBERS or not supported(out, dy, z):
-            return super().backward(name, dy, z, out=out, alpha=alpha)
+        require(name in NUMBERS and supported(out, dy, z))
         self.kernels.backward(
             NUMBERS[name], contiguous(dy), contiguous(z), out, alpha, self.threads
         )
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:
         """Compute ``out = a + b``; `out` may be either."""
+        # NumPy adds views without a copy
         pitched = not (a.flags.c_contiguous and b.flags.c_contiguous) and a.dtype.itemsize > 2
-        if pitched or not supported(out, a, b) or not a.shape == b.shape == out.shape:
-            return super().add(a, b, out=out)  # NumPy adds views without a copy
+        require(not pitched and supported(out, a, b) and a.shape == b.shape == out.shape)
         self.kernels.add(contiguous(a), contiguous(b), out, self.threads)
 
     def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
@@ -84,13 +83,11 @@ class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
     @through_float32
     def softmax_forward(self, x: Array, *, out: Array) -> None:
         """Compute ``exp(x) / sum exp(x)`` over the last axis; `out` may be `x`."""
-        if not native(out, x):
-            return super().softmax_forward(x, out=out)
+        require(native(out, x))
         self.kernels.softmax_forward(contiguous(x), out, self.threads)
 
     @through_float32
     def softmax_backward(self, dy: Array, y: Array, *, out: Array) -> None:
         """Compute ``dx = y (dy - sum(dy y))`` over the last axis; `out` may be `dy`."""
-        if not native(out, dy, y):
-            return super().softmax_backward(dy, y, out=out)
+        require(native(out, dy, y))
         self.kernels.softmax_backward(contiguous(dy), contiguous(y), out, self.threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cpu._conv import FusedKernels, ready
-from pydtnn.kernels.cpu.compiled import Compiled
+from pydtnn.kernels.cpu.compiled import Compiled, require
 from pydtnn.kernels.cpu.norm import CpuNorm
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import fused as reference
@@ -50,6 +50,5 @@ class CpuFused(Compiled, reference.FusedKernels):
         add: Array | None = None,
     ) -> None:
         """Compute ``out = dy + add``, masked by the ReLU of `value`, and its sums."""
-        if not ready(out, dy, value, add):
-            return super().gate(dy, value, out=out, sums=sums, add=add)
+        require(ready(out, dy, value, add))
         self.kernels.gate(dy, value, out, sums, add, self.threads)

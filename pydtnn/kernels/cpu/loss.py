@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._loss import KINDS, LossKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native, require
 from pydtnn.kernels.reference import loss as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -19,8 +19,7 @@ class CpuLoss(Compiled, reference.LossKernels):
         self, logits: Array, target: Array, smoothing: float, scale: float, *, out: Array
     ) -> float:
         """Softmax cross-entropy of logits (N, K) with classes (N,)."""
-        if not native(out, logits):
-            return super().cross_entropy(logits, target, smoothing, scale, out=out)
+        require(native(out, logits))
         return self.kernels.cross_entropy(
             contiguous(logits), _classes(target), smoothing, scale, out, self.threads
         )
@@ -37,10 +36,7 @@ class CpuLoss(Compiled, reference.LossKernels):
         out: Array,
     ) -> float:
         """Cross-entropy with weights (K,) of the classes, without rows of an ignored class."""
-        if target.ndim > 1 or not native(out, logits, weights):
-            return super().weighted_cross_entropy(
-                logits, target, weights, ignored, smoothing, scale, out=out
-            )
+        require(target.ndim == 1 and native(out, logits, weights))
         weights = None if weights is None else contiguous(weights)
         arrays = contiguous(logits), _classes(target), weights
         return self.kernels.weighted_cross_entropy(
@@ -49,40 +45,30 @@ class CpuLoss(Compiled, reference.LossKernels):
 
     def hinge(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
         """Multi-class hinge loss of scores (N, K) with classes (N,)."""
-        if not native(out, y):
-            return super().hinge(y, target, scale, out=out)
+        require(native(out, y))
         return self.kernels.hinge(contiguous(y), _classes(target), scale, out, self.threads)
 
     def binary_cross_entropy(
         self, logits: Array, target: Array, scale: float, *, out: Array
     ) -> float:
         """Cross-entropy of sigmoid(logits) with targets in [0, 1], mean over a sample's outputs."""
-        if not _alike(out, logits, target):
-            return super().binary_cross_entropy(logits, target, scale, out=out)
         return self._mean("binary_cross_entropy", logits, target, scale, out)
 
     def squared_error(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
         """Squared error ``(y - t)^2``, mean over a sample's outputs."""
-        if not _alike(out, y, target):
-            return super().squared_error(y, target, scale, out=out)
         return self._mean("squared_error", y, target, scale, out)
 
     def absolute_error(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
         """Absolute error ``|y - t|``, mean over a sample's outputs."""
-        if not _alike(out, y, target):
-            return super().absolute_error(y, target, scale, out=out)
         return self._mean("absolute_error", y, target, scale, out)
 
     def _mean(self, kind: str, y: Array, target: Array, scale: float, out: Array) -> float:
+        require(native(out, y, target) and out.shape == y.shape == target.shape)
         outputs = max(y.size // max(len(y), 1), 1)
         total = self.kernels.elementwise(
             KINDS[kind], contiguous(y), contiguous(target), scale / outputs, out, self.threads
         )
         return total / outputs
-
-
-def _alike(out: Array, y: Array, target: Array) -> bool:
-    return native(out, y, target) and out.shape == y.shape == target.shape
 
 
 def _classes(target: Array) -> Array:

@@ -13,6 +13,7 @@ from pydtnn.kernels.cpu.compiled import (
     beside,
     contiguous,
     native,
+    require,
     supported,
     through_float32,
 )
@@ -31,8 +32,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
 
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
         """Compute count, sums and sums of squares of each channel, in one part or two."""
-        if x.dtype not in STORED or not _doubles(out):
-            return super().statistics(x, out=out, accumulate=accumulate)
+        require(x.dtype in STORED and _doubles(out))
         channels = x.shape[-1]
         if len(out) != 1 + 4 * channels:
             self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
@@ -47,8 +47,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
         """Compute ``out = x scale + shift`` with coefficients (C,); `out` may be `x`."""
-        if not supported(out, x):
-            return super().normalize(x, scale, shift, out=out)
+        require(supported(out, x))
         self.kernels.normalize(contiguous(x), scale, shift, out, self.threads)
 
     def backward_statistics(
@@ -62,8 +61,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         accumulate: bool = False,
     ) -> None:
         """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C)."""
-        if x.dtype not in STORED or dy.dtype != x.dtype or not _doubles(out):
-            return super().backward_statistics(x, dy, mean, inv_std, out=out, accumulate=accumulate)
+        require(x.dtype in STORED and dy.dtype == x.dtype and _doubles(out))
         self.kernels.backward_statistics(
             contiguous(x), contiguous(dy), mean, inv_std, out, accumulate, self.threads
         )
@@ -72,8 +70,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
     ) -> None:
         """Compute ``out = a dy + b x + c`` with coefficients (C,); `out` may be `dy`."""
-        if not supported(out, x, dy):
-            return super().backward_normalize(x, dy, a, b, c, out=out)
+        require(supported(out, x, dy))
         self.kernels.backward_normalize(contiguous(x), contiguous(dy), a, b, c, out, self.threads)
 
     def coefficients(
@@ -88,10 +85,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         collect: Array | None = None,
     ) -> None:
         """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
-        if not self.kernels.coefficients(sums, gamma, beta, epsilon, moments, out, collect):
-            super().coefficients(
-                sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect
-            )
+        require(self.kernels.coefficients(sums, gamma, beta, epsilon, moments, out, collect))
 
     def backward_coefficients(
         self,
@@ -107,20 +101,11 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         accumulate: bool = False,
     ) -> None:
         """Compute a, b, c of ``dx = a dz + b (x - pivot) + c``, and the parameters' gradients."""
-        if not self.kernels.backward_coefficients(
-            sums, rows, moments, pivot, gamma, dgamma, dbeta, out, accumulate
-        ):
-            super().backward_coefficients(
-                sums,
-                rows,
-                moments,
-                pivot,
-                gamma,
-                dgamma=dgamma,
-                dbeta=dbeta,
-                out=out,
-                accumulate=accumulate,
+        require(
+            self.kernels.backward_coefficients(
+                sums, rows, moments, pivot, gamma, dgamma, dbeta, out, accumulate
             )
+        )
 
     def group_forward(
         self,
@@ -136,10 +121,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
     ) -> None:
         """Normalise ``x (N, P, C)`` per sample and group of channels, then scale and shift."""
         taken = supported(out, x) and beside(x, gamma, beta)
-        if not (taken and _doubles(mean) and _doubles(inv_std)):
-            return super().group_forward(
-                x, gamma, beta, groups, epsilon, out=out, mean=mean, inv_std=inv_std
-            )
+        require(taken and _doubles(mean) and _doubles(inv_std))
         self.kernels.group_forward(
             contiguous(x),
             contiguous(gamma),
@@ -167,26 +149,14 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         accumulate: bool = False,
     ) -> None:
         """Compute dx into `out` and the gradients of gamma and beta (C,)."""
-        if not (
+        require(
             supported(out, x, dy)
             and beside(x, gamma)
             and native(dgamma, gamma)
             and native(dbeta, gamma)
             and _doubles(mean)
             and _doubles(inv_std)
-        ):
-            return super().group_backward(
-                x,
-                dy,
-                gamma,
-                groups,
-                mean,
-                inv_std,
-                out=out,
-                dgamma=dgamma,
-                dbeta=dbeta,
-                accumulate=accumulate,
-            )
+        )
         self.kernels.group_backward(
             contiguous(x),
             contiguous(dy),
@@ -205,8 +175,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         self, x: Array, gamma: Array, epsilon: float, *, out: Array, inv_rms: Array
     ) -> None:
         """Compute ``x gamma / sqrt(mean x^2 + epsilon)`` of each row: a layer norm of mean 0."""
-        if not (supported(out, x) and beside(x, gamma) and _doubles(inv_rms)):
-            return super().rms_forward(x, gamma, epsilon, out=out, inv_rms=inv_rms)
+        require(supported(out, x) and beside(x, gamma) and _doubles(inv_rms))
         x, gamma, mean = contiguous(x), contiguous(gamma), np.empty_like(inv_rms)
         given = x[:, None], gamma, None, 1, epsilon, out[:, None], mean, inv_rms
         self.kernels.group_forward(*given, self.threads)
@@ -224,10 +193,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
     ) -> None:
         """Compute dx into `out`, which may be `dy`, and the gradient of gamma (C,)."""
         taken = supported(out, x, dy) and beside(x, gamma) and native(dgamma, gamma)
-        if not (taken and _doubles(inv_rms)):
-            return super().rms_backward(
-                x, dy, gamma, inv_rms, out=out, dgamma=dgamma, accumulate=accumulate
-            )
+        require(taken and _doubles(inv_rms))
         x, dy, gamma = (contiguous(array) for array in (x, dy, gamma))
         given = x[:, None], dy[:, None], gamma, 1, np.zeros_like(inv_rms), inv_rms
         self.kernels.group_backward(*given, out[:, None], dgamma, None, accumulate, self.threads)
@@ -237,8 +203,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         self, x: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
     ) -> None:
         """Divide each element by a power of the mean square of `size` channels around it."""
-        if not native(out, x):
-            return super().local_response_forward(x, size, alpha, beta, k, out=out)
+        require(native(out, x))
         self.kernels.response_forward(contiguous(x), size, alpha, beta, k, out, self.threads)
 
     @through_float32
@@ -246,8 +211,7 @@ class CpuNorm(Widened, Compiled, reference.NormKernels):
         self, x: Array, dy: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
     ) -> None:
         """Compute dx into `out`, which may be `dy`."""
-        if not native(out, x, dy):
-            return super().local_response_backward(x, dy, size, alpha, beta, k, out=out)
+        require(native(out, x, dy))
         x, dy = contiguous(x), contiguous(dy)
         self.kernels.response_backward(x, dy, size, alpha, beta, k, out, self.threads)
 

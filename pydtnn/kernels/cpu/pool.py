@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._pool import PoolKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, supported
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, require, supported
 from pydtnn.kernels.geometry import PoolGeometry
 from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array
@@ -21,15 +21,13 @@ class CpuPool(Compiled, reference.PoolKernels):
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
         """Compute the maximum of each window; `index` receives the index of its tap."""
-        if not _native(out, x) or index.dtype not in INDICES or not index.flags.carray:
-            return super().max_forward(x, geometry, out=out, index=index)
+        require(_native(out, x) and index.dtype in INDICES and index.flags.carray)
         reference.check_index(index, geometry)
         self.kernels.max_forward(contiguous(x), geometry, out, index, self.threads)
 
     def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
         """Add each gradient to the input that was the maximum."""
-        if not _native(out, dy) or index.dtype not in INDICES:
-            return super().max_backward(dy, index, geometry, out=out)
+        require(_native(out, dy) and index.dtype in INDICES)
         reference.check_index(index, geometry)
         self.kernels.max_backward(contiguous(dy), contiguous(index), geometry, out, self.threads)
 
@@ -37,28 +35,24 @@ class CpuPool(Compiled, reference.PoolKernels):
         self, x: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
         """Compute the mean of each window, padding counted as zeros or not counted at all."""
-        if not _native(out, x):
-            return super().average_forward(x, geometry, out=out, count_padding=count_padding)
+        require(_native(out, x))
         self.kernels.average_forward(contiguous(x), geometry, out, count_padding, self.threads)
 
     def average_backward(
         self, dy: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
         """Distribute each gradient equally over the inputs of its window."""
-        if not _native(out, dy):
-            return super().average_backward(dy, geometry, out=out, count_padding=count_padding)
+        require(_native(out, dy))
         self.kernels.average_backward(contiguous(dy), geometry, out, count_padding, self.threads)
 
     def adaptive_forward(self, x: Array, *, out: Array) -> None:
         """Compute the means of bins of nearly equal size; one bin is the global average."""
-        if not _native(out, x):
-            return super().adaptive_forward(x, out=out)
+        require(_native(out, x))
         self.kernels.average_forward(contiguous(x), None, out, False, self.threads)
 
     def adaptive_backward(self, dy: Array, *, out: Array) -> None:
         """Distribute each gradient equally over the inputs of its bin; overlapping bins add."""
-        if not _native(out, dy):
-            return super().adaptive_backward(dy, out=out)
+        require(_native(out, dy))
         self.kernels.average_backward(contiguous(dy), None, out, False, self.threads)
 
 

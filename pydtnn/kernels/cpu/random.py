@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._random import RandomKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, supported
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, require, supported
 from pydtnn.kernels.reference import random as reference
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import WORD
@@ -28,8 +28,7 @@ class CpuRandom(Compiled, reference.RandomKernels):
         out: Array,
     ) -> None:
         """Zero each element with probability `rate`, multiply the others by ``1 / (1 - rate)``."""
-        if not supported(out, x):
-            return super().dropout(x, rate, seed, stream, epoch, samples, out=out)
+        require(supported(out, x))
         self.kernels.dropout(
             contiguous(x),
             np.require(samples, np.int64, ["C", "A"]),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels.cpu._recurrent import GRU, LSTM, RecurrentKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native, require
 from pydtnn.kernels.reference import recurrent as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -31,9 +30,7 @@ class CpuRecurrent(Compiled, reference.RecurrentKernels):
         lengths: Array | None = None,
     ) -> None:
         """Compute ``c = f c' + i g`` into `cells` and ``h = o tanh(c)`` into `out`."""
-        if not native(out, u, b, *first) or not _writable(out, gates, cells):
-            options: dict[str, Any] = {"first": first, "reverse": reverse, "lengths": lengths}
-            return super().lstm_forward(gates, u, b, out=out, cells=cells, **options)
+        require(native(out, u, b, *first) and _writable(out, gates, cells))
         self.kernels.forward(
             *(LSTM, gates, contiguous(u), contiguous(b), *_states(first, 2)),
             *(out, cells, reverse, _lengths(lengths), self.threads),
@@ -53,9 +50,7 @@ class CpuRecurrent(Compiled, reference.RecurrentKernels):
         lengths: Array | None = None,
     ) -> None:
         """Compute the gradients of the terms of the input and of the state, which are equal."""
-        if not native(out, dy, gates, cells, u, *first) or not _writable(out, *dfirst):
-            options: dict[str, Any] = {"first": first, "reverse": reverse, "lengths": lengths}
-            return super().lstm_backward(dy, gates, cells, u, out=out, dfirst=dfirst, **options)
+        require(native(out, dy, gates, cells, u, *first) and _writable(out, *dfirst))
         dy, gates, cells, u = map(contiguous, (dy, gates, cells, u))
         self.kernels.backward(
             *(LSTM, dy, gates, cells, cells, u, *_states(first, 2), out, None),
@@ -75,9 +70,7 @@ class CpuRecurrent(Compiled, reference.RecurrentKernels):
         lengths: Array | None = None,
     ) -> None:
         """Compute ``n = tanh(a + r (h' u' + b))`` and ``h = (1 - z) n + z h'`` into `out`."""
-        if not native(out, u, b, *first) or not _writable(out, gates, products):
-            options: dict[str, Any] = {"first": first, "reverse": reverse, "lengths": lengths}
-            return super().gru_forward(gates, u, b, out=out, products=products, **options)
+        require(native(out, u, b, *first) and _writable(out, gates, products))
         self.kernels.forward(
             *(GRU, gates, contiguous(u), contiguous(b), *_states(first, 1)),
             *(out, products, reverse, _lengths(lengths), self.threads),
@@ -100,11 +93,7 @@ class CpuRecurrent(Compiled, reference.RecurrentKernels):
     ) -> None:
         """Compute the gradients of the terms of the input, and into `dproducts` of the state."""
         given = (dy, gates, y, products, u)
-        if not native(out, *given, *first) or not _writable(out, dproducts, *dfirst):
-            options: dict[str, Any] = {"first": first, "reverse": reverse, "lengths": lengths}
-            return super().gru_backward(
-                *given, out=out, dproducts=dproducts, dfirst=dfirst, **options
-            )
+        require(native(out, *given, *first) and _writable(out, dproducts, *dfirst))
         dy, gates, y, products, u = map(contiguous, given)
         self.kernels.backward(
             *(GRU, dy, gates, y, products, u, *_states(first, 1), out, dproducts),

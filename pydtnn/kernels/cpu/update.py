@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cpu._update import UpdateKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native, require
 from pydtnn.kernels.reference import update as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -19,51 +19,43 @@ class CpuUpdate(Compiled, reference.UpdateKernels):
         self, w: Array, g: Array, *slots: Array | None, scale: float = 1.0, **numbers: Any
     ) -> None:
         """SGD, with momentum if there is a velocity."""
-        if not _native(w, g, *slots):
-            return super().sgd(w, g, *slots, scale=scale, **numbers)
+        require(_native(w, g, *slots))
         self.kernels.sgd(w, contiguous(g), *slots, **numbers, scale=scale, threads=self.threads)
 
     def rmsprop(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """RMSProp."""
-        if not _native(w, g, *slots):
-            return super().rmsprop(w, g, *slots, **numbers)
+        require(_native(w, g, *slots))
         self.kernels.rmsprop(w, contiguous(g), *slots, **numbers, threads=self.threads)
 
     def adagrad(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Adagrad."""
-        if not _native(w, g, *slots):
-            return super().adagrad(w, g, *slots, **numbers)
+        require(_native(w, g, *slots))
         self.kernels.adagrad(w, contiguous(g), *slots, **numbers, threads=self.threads)
 
     def lion(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Lion."""
-        if not _native(w, g, *slots):
-            return super().lion(w, g, *slots, **numbers)
+        require(_native(w, g, *slots))
         shrink = 1 - numbers["lr"] * numbers.pop("decay")
         self.kernels.lion(w, contiguous(g), *slots, **numbers, shrink=shrink, threads=self.threads)
 
     def adam(self, w: Array, g: Array, *slots: Array, scale: float = 1.0, **numbers: Any) -> None:
         """Adam, or with `decoupled` AdamW."""
-        if not _native(w, g, *slots):
-            return super().adam(w, g, *slots, scale=scale, **numbers)
+        require(_native(w, g, *slots))
         self.kernels.adam(w, contiguous(g), *slots, *_adam(**numbers), scale, self.threads)
 
     def nadam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Nadam with the momentum schedule's terms given."""
-        if not _native(w, g, *slots):
-            return super().nadam(w, g, *slots, **numbers)
+        require(_native(w, g, *slots))
         self.kernels.nadam(w, contiguous(g), *slots, *_nadam(**numbers), self.threads)
 
     def squared_norm(self, x: Array) -> float:
         """Sum of squares of a flat array, in float64."""
-        if not native(x):
-            return super().squared_norm(x)
+        require(native(x))
         return self.kernels.squared_norm(x, self.threads)
 
     def scale(self, x: Array, factor: float) -> None:
         """``x *= factor``, in place."""
-        if not native(x):
-            return super().scale(x, factor)
+        require(native(x))
         self.kernels.scale(x, factor, self.threads)
 
 

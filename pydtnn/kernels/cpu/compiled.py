@@ -72,7 +72,8 @@ class Compiled:
 
     Kernels `require` that arrays are `native` or, if there is a variant for bfloat16, `supported`,
     before they write anything; of others (another type, an output that is not contiguous) the
-    reference is called instead. Inputs that are not contiguous are copied.
+    reference is called instead, unless the class does so itself (``requires=False``). Inputs that
+    are not contiguous are copied.
 
     Parameters
     ----------
@@ -87,9 +88,9 @@ class Compiled:
     table: ClassVar[Any]
     """Extension class of the family, constructed with the number of the instruction set."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, requires: bool = True) -> None:
         super().__init_subclass__()
-        for name, kernel in [*vars(cls).items()]:
+        for name, kernel in [*vars(cls).items()] if requires else ():
             if isfunction(kernel) and not name.startswith("_") and hasattr(super(cls, cls), name):
                 setattr(cls, name, _or_reference(cls, kernel))
 

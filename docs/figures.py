@@ -210,7 +210,8 @@ def step(figure: Figure) -> None:
         command = (
             "--model resnet8 --virtual-ranks 2 --platform cpu-1gbit --batch-size 16 --epochs 1"
         )
-        options = f"--steps-per-epoch 3 --bucket-bytes 131072 --output-dir {folder} --trace {trace}"
+        options = f"--steps-per-epoch 3 --scheme :bucket_bytes=131072 --trace {trace}"
+        options += f" --output-dir {folder}"
         command = [sys.executable, "-m", "pydtnn.train", *command.split(), *options.split()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         draw_step(figure, load_timeline(trace))

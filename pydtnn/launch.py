@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydtnn.cli.child import ENDING, ProgramEnd, run_child
-from pydtnn.cli.config import TrainConfig, typed
+from pydtnn.cli.config import TrainConfig, flags, typed
 from pydtnn.cli.hosts import PROBE, place, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments
 from pydtnn.cli.run_directory import (
@@ -299,8 +299,11 @@ class Launch:
             options = ["--resume", str(folder)]
         else:
             options, left_out = ["--output-dir", str(folder)], {"output_dir", "resume"}
-        for name in sorted(self._names - left_out):
-            options += _typed(self._config, name, number)
+        known, config = flags(TrainConfig), self._config
+        if config.trace is not None and number:  # each attempt has a folder of its own
+            config = replace(config, trace=f"{config.trace}-restart{number}")
+        for name in sorted({known[name].owner or name for name in self._names - left_out}):
+            options += shlex.split(typed(config, name))
         return [*before, *options]
 
     def _leave_out_silent_hosts(self) -> list[str]:
@@ -344,13 +347,6 @@ def reason(ended: ProgramEnd) -> str:
         found = ended.errors.split("\n")[-2:-1]
     what = found[-1].rstrip(".") if found else "the run has ended"
     return f"{what} (status {ended.status})"
-
-
-def _typed(config: TrainConfig, name: str, number: int) -> list[str]:
-    """Return an option as arguments; each attempt has a folder of traces of its own."""
-    if name == "trace" and number and config.trace is not None:
-        return ["--trace", f"{config.trace}-restart{number}"]
-    return shlex.split(typed(config, name))
 
 
 def _wait_until_unlocked(folder: Path) -> None:

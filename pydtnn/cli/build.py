@@ -49,7 +49,7 @@ from pydtnn.utils.names import unknown
 from pydtnn.utils.tools import find_tool
 
 BALANCED = "balanced"
-"""Value of `class_weights` in `--loss-options` for weights of the training set."""
+"""Value of `class_weights` in options of the loss for weights of the training set."""
 
 
 def create_loss(config: TrainConfig, train: Dataset) -> Loss:
@@ -58,7 +58,7 @@ def create_loss(config: TrainConfig, train: Dataset) -> Loss:
     if options.get("class_weights") == BALANCED:
         options = options | {"class_weights": datasets.balanced_weights(train)}
     if config.label_smoothing:
-        require_parameter(found, "label_smoothing", "--label-smoothing")
+        require_parameter(found, "label_smoothing", "--loss label_smoothing")
         options = options | {"label_smoothing": config.label_smoothing}
     return found.make(options)
 
@@ -80,7 +80,7 @@ def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
 
 
 def read_auxiliary_weights(text: str) -> list[float] | None:
-    """Return the numbers of `--auxiliary-weights`, or None if there are none.
+    """Return the numbers of `auxiliary_weights`, or None if there are none.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def read_auxiliary_weights(text: str) -> list[float] | None:
         return [float(item) for item in text.split(",")] if text.strip() else None
     except ValueError:
         raise ValueError(
-            f"train: --auxiliary-weights must be numbers such as 0.3,0.3, got {text!r}"
+            f"train: --loss auxiliary_weights must be numbers such as 0.3,0.3, got {text!r}"
         ) from None
 
 
@@ -116,10 +116,10 @@ def check_model(
     others = len(model.output_shapes) - 1
     if len(auxiliary or ()) != others:
         raise ValueError(
-            f"train: --auxiliary-weights must be {others} numbers, one for each output of the "
+            f"train: --loss auxiliary_weights must be {others} numbers, one for each output of the "
             f"model after the first, got {auxiliary}"
             if others
-            else f"train: --auxiliary-weights: the model has no auxiliary outputs, got {auxiliary}"
+            else f"train: --loss auxiliary_weights: the model has one output, got {auxiliary}"
         )
     shape = (1, *model.output_shapes[0])
     classes = data.classes or 1
@@ -139,7 +139,7 @@ def _positions(data: Dataset) -> tuple[int, ...]:
 _log = logging.getLogger("pydtnn.train")
 
 LOAD_OPTIONS = ("strict", "rename")
-"""Arguments of `load_weights` that `--load-options` accepts."""
+"""Arguments of `load_weights` that `--load` accepts."""
 
 
 @dataclass
@@ -324,7 +324,7 @@ def create_model(
 
 
 def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> Any:
-    """Load the weights that `--load` names, with the arguments of `--load-options`.
+    """Load the weights that `--load` names, with its options.
 
     If it is known which samples they were trained on, those of the training set must be alike.
     """
@@ -338,7 +338,7 @@ def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> A
     if known is not None:
         advice = (
             "use the same classes in the same order, the same size and tokenizer, or train others "
-            "from these weights with --load-options.strict=false"
+            "from these weights with --load FILE:strict=false"
         )
         check_same("train: --load", train, known, f"the training of {config.load}", advice)
     tool = find_tool("state_dicts")
@@ -426,7 +426,7 @@ def create_callbacks(
     folder = RunFolder(directory)
     callbacks += [*averages, folder]
     if config.plateau:
-        # `--plateau` counts the epochs until the reduction: one more than the patience
+        # `plateau` counts the epochs until the reduction: one more than the patience
         callbacks.append(
             library.ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1)
         )

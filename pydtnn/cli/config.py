@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pydtnn.data import CutMix, Mixing, Mixup
@@ -16,7 +18,7 @@ from pydtnn.training.capabilities import FEATURES, Feature, conflicts
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.interval import AUTO, DEFAULT_MTBF, parse_interval
 from pydtnn.utils.machine import MAX_THREADS
-from pydtnn.utils.names import key_of
+from pydtnn.utils.names import key_of, unknown
 from pydtnn.utils.option import Option, options_of
 from pydtnn.utils.units import parse_quantity
 
@@ -36,6 +38,10 @@ PLACEHOLDERS = {int: "N", float: "X", str: "NAME", dict: "JSON"}
 """Placeholders of values on the help page, by the option's type."""
 
 
+MEMBERS: defaultdict[str, dict[str, Flag]] = defaultdict(dict)
+"""The options that are typed in the value of another one, by its name and by theirs there."""
+
+
 class Flag(Option):
     """Option of the command line.
 
@@ -47,24 +53,40 @@ class Flag(Option):
         Description on the help page.
     metavar : str
         Placeholder of the value on the help page; empty if the option has no value.
+    owner, key : str
+        The option in whose value it is typed, and its name there: ``--trace FOLDER:steps=10:20``.
+        Empty for an option of its own. The key "options" is that of further ones of a named thing.
     """
 
     group: str
 
-    def __init__(self, help: str, metavar: str | None, *declared: Any) -> None:
+    def __init__(self, help: str, metavar: str | None, of: str, *declared: Any) -> None:
         super().__init__(*declared)
         shown = "{" + ",".join(self.choices) + "}" if self.choices else PLACEHOLDERS.get(self.kind)
         self.help = help
         self.metavar = metavar or shown or ""
+        self.owner, _, self.key = of.partition(".")
 
     def __set_name__(self, owner: type, name: str) -> None:
         super().__set_name__(owner, name)
         self.group = vars(owner)["GROUP"]
+        if self.owner:
+            MEMBERS[self.owner][self.key] = self
+
+    @property
+    def spelling(self) -> str:
+        """Name as an option of its own, which those in values of others had before."""
+        return "--" + self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
-        """Name on the command line."""
-        return "--" + self.name.replace("_", "-")
+        """Name on the command line: ``--trace``, or ``--trace steps`` in the value of that one."""
+        return f"--{self.owner.replace('_', '-')} {self.key}" if self.owner else self.spelling
+
+    @property
+    def members(self) -> dict[str, Flag]:
+        """The options in the value of this one."""
+        return MEMBERS.get(self.name, {})
 
     def check(self, value: Any, who: str = "train") -> Any:
         """Return a validated value; text must not be empty, unless it is a list."""
@@ -78,11 +100,45 @@ class Flag(Option):
             )
         return value
 
+    def parts(self, text: str) -> Iterator[tuple[Flag, str | bool]]:
+        """Yield the options in a text ``VALUE:name=value,name=value`` with their texts.
+
+        That of a dictionary is ``.name=value`` for an entry of it. The text of an option that is
+        true or false is a list of others only; before a colon, no value leaves it as it is.
+        """
+        found = None
+        if self.members:
+            found = re.fullmatch(r"(?s)()(.*)" if self.kind is bool else _WITH_MEMBERS, text)
+        if found is None:
+            yield self, text
+            return
+        if found[1] or self.kind is bool:
+            yield self, found[1] or True
+        items = re.findall(_ITEM, found[2])
+        if not items or ",".join(f"{key}={value}" for key, value in items) != found[2]:
+            raise ValueError(
+                f"train: {self.label}: expected values of {', '.join(self.members)} such as "
+                f"{min(self.members)}=..., with commas between them, got {found[2]!r}"
+            )
+        for key, value in items:
+            if key in self.members:
+                yield self.members[key], value
+            elif "options" in self.members:
+                yield self.members["options"], f".{key}={value}"
+            else:
+                raise ValueError(f"train: {unknown(f'value of {self.label}', key, self.members)}")
+
+
+_NAME = r"[A-Za-z_][\w.]*"
+_WITH_MEMBERS = rf"(?s)(.*?):({_NAME}=.*)"
+_ITEM = rf'(?s)({_NAME})=((?:"(?:[^"\\]|\\.)*"|[^,]|,(?!{_NAME}=))*)'
+
 
 def option(
     default: Any,
     help: str,
     *,
+    of: str = "",
     among: Iterable[str] = (),
     metavar: str | None = None,
     **limits: float,
@@ -93,24 +149,54 @@ def option(
     ----------
     help, metavar : str
         See `Flag`; the default placeholder is the list of choices, or one of `PLACEHOLDERS`.
+    of : str
+        Owner and key of an option that is typed in the value of another one: "trace.steps".
     default, among, **limits
         See `pydtnn.utils.option.option`.
     """
-    return Flag(help, metavar, default, among, limits)
+    return Flag(help, metavar, of, default, among, limits)
 
 
+@cache
 def flags(config: type) -> dict[str, Flag]:
     """Return the options of a configuration by name, in the order in which it declares them."""
     return {name: own for name, own in options_of(config).items() if isinstance(own, Flag)}
 
 
-def typed(config: Any, name: str) -> str:
-    """Return an option of a configuration as it is typed: ``--epochs 8`` or ``--no-overlap``."""
-    own, value = flags(type(config))[name], getattr(config, name)
-    if own.kind is bool:
-        return own.label if value else f"--no-{own.label[2:]}"
-    text = value if isinstance(value, str) else plain_yaml.dump(value)
-    return f"{own.label} {shlex.quote(text)}"
+def typed(config: TrainConfig, name: str) -> str:
+    """Return an option of a configuration as it is typed: ``--epochs 8`` or ``--no-fusion``.
+
+    The options in its value are those that are not the default.
+
+    >>> typed(TrainConfig(scheme="diloco", scheme_options={"period": 4}, overlap=False), "scheme")
+    '--scheme diloco:period=4,overlap=false'
+    >>> typed(TrainConfig(exact=True, global_batch_size=8, shards=4), "shards")
+    '--exact shards=4'
+    """
+    own, value = flags(TrainConfig)[name], getattr(config, name)
+    if own.owner:
+        owner, start, members = flags(TrainConfig)[own.owner], "", {own.key: own}
+    else:
+        owner, start, members = own, "" if value is None else _text(value), own.members
+    items: list[str] = []
+    for key, member in members.items():
+        given = getattr(config, member.name)
+        if key == "options" and all(n.isidentifier() and n not in members for n in given):
+            items += [f"{name}={plain_yaml.dump(entry)}" for name, entry in given.items()]
+        elif given != member.default or own.owner:
+            items.append(f"{key}={_text(given)}")
+    text = ",".join(items)
+    if owner.kind is bool:
+        return f"{owner.label} {shlex.quote(text)}" if items else _switch(owner, value)
+    return f"{owner.label} {shlex.quote(f'{start}:{text}' if items else _text(value))}"
+
+
+def _switch(own: Flag, value: bool) -> str:
+    return own.label if value else f"--no-{own.label[2:]}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else plain_yaml.dump(value)
 
 
 def _can_be_a_name(text: str) -> bool:
@@ -147,10 +233,12 @@ class _ModelOptions:
 
     GROUP = MODEL
     model: str = option("resnet44", "name of a model, or path/to/file.py:function")
-    model_options: dict[str, Any] = option({}, 'options of the model, such as {"shortcut": "A"}')
+    model_options: dict[str, Any] = option(
+        {}, 'of the model: {"shortcut": "A"}', of="model.options"
+    )
     dataset: str = option("synthetic", "name of a data set, or path/to/file.py:function")
     dataset_options: dict[str, Any] = option(
-        {}, 'options of the data set, such as {"samples": 20000}'
+        {}, 'of the data set: {"samples": 20000}', of="dataset.options"
     )
     data_dir: str | None = option(
         str,
@@ -161,17 +249,23 @@ class _ModelOptions:
         str,
         "copy the shards to this folder of each host first, such as /local/me, and read them there",
         metavar="FOLDER",
+        of="dataset.stage",
     )
     download: bool = option(False, "download the data if they are missing")
     image_size: int | None = option(
         int,
         "height and width of samples, to which images from files are resized and cropped",
         at_least=1,
+        of="dataset.image_size",
     )
     skip_bad: bool = option(
-        False, "omit files of a folder that are not images, instead of an error"
+        False,
+        "omit files of a folder that are not images, instead of an error",
+        of="dataset.skip_bad",
     )
-    exif_rotation: bool = option(True, "turn photographs to the orientation in their metadata")
+    exif_rotation: bool = option(
+        True, "turn photographs to the orientation in their metadata", of="dataset.exif_rotation"
+    )
     validation_split: float = option(
         0.0,
         "validate on this fraction of the training set instead of the test set",
@@ -186,12 +280,14 @@ class _ModelOptions:
     mixup: float | None = option(
         float,
         "average pairs of training samples and their labels, with weights from Beta(X, X): 0.2",
+        of="augment.mixup",
         above=0,
     )
     cutmix: float | None = option(
         float,
         "replace a box of each training image by that of another one, and mix their labels by "
-        "area, which is from Beta(X, X): 1.0; with --mixup, one of the two for each sample",
+        "area, which is from Beta(X, X): 1.0; with mixup, one of the two for each sample",
+        of="augment.cutmix",
         above=0,
     )
 
@@ -222,13 +318,17 @@ class _TrainingOptions:
     loss_options: dict[str, Any] = option(
         {},
         'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
+        of="loss.options",
     )
     auxiliary_weights: str = option(
         "",
         "factors of the losses of auxiliary outputs, which are trained but not evaluated: 0.3,0.3",
         metavar="LIST",
+        of="loss.auxiliary_weights",
     )
-    label_smoothing: float = option(0.0, "of cross_entropy", at_least=0, below=1)
+    label_smoothing: float = option(
+        0.0, "of cross_entropy", at_least=0, below=1, of="loss.label_smoothing"
+    )
     metrics: str | None = option(
         str,
         "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class; by "
@@ -237,9 +337,8 @@ class _TrainingOptions:
     )
     monitor: str | None = option(
         str,
-        "value monitored for the best weights, --restore-best, --early-stopping, --stop-at and "
-        "--plateau; "
-        "by default the first validation metric",
+        "value monitored for the best weights, early stopping, --stop-at and plateaus; by default "
+        "the first validation metric",
     )
     early_stopping: int | None = option(
         int, "stop after this number of epochs without improvement", at_least=1
@@ -263,12 +362,13 @@ class _TrainingOptions:
         False, "normalise over the batch of all ranks instead of each rank's own"
     )
     exact: bool = option(
-        False, "the same bytes for any number of ranks and threads; needs --global-batch-size"
+        False, "the same bytes for any number of ranks and threads; needs a global batch size"
     )
     shards: int = option(
         8,
-        "with --exact: slices of each batch that are computed one by one; at least one per rank",
+        "slices of each batch that are computed one by one; at least one per rank",
         at_least=1,
+        of="exact.shards",
     )
     seed: int = option(0, "of weights, order, augmentation and dropout", at_least=0)
     dtype: str = option(
@@ -303,25 +403,35 @@ class _OptimizerOptions:
     )
     clip_norm: float | None = option(float, "largest global norm of the gradient", above=0)
     optimizer_options: dict[str, Any] = option(
-        {}, 'further options of the rule, such as {"nesterov": true}'
+        {}, 'further options of the rule, such as {"nesterov": true}', of="optimizer.options"
     )
     schedule: str = option(
         "triangular", "learning rate schedule, or path/to/file.py:function of the step"
     )
-    schedule_options: dict[str, Any] = option({}, 'options of the schedule, such as {"rise": 0.3}')
+    schedule_options: dict[str, Any] = option(
+        {}, 'options of the schedule, such as {"rise": 0.3}', of="schedule.options"
+    )
     warmup_epochs: float = option(0.0, "epochs of linear warm-up before the schedule", at_least=0)
     lr_scaling: str = option(
         "none",
-        "scale the learning rate with global batch / --lr-base-batch",
+        "scale the learning rate with the global batch, divided by base_batch",
         among=("none", "linear", "sqrt"),
     )
     lr_base_batch: int = option(
-        64, "global batch that --lr is meant for, with --lr-scaling", at_least=1
+        64,
+        "global batch that --lr is meant for",
+        at_least=1,
+        of="lr_scaling.base_batch",
     )
     plateau: int | None = option(
-        int, "reduce the learning rate after this number of epochs without improvement", at_least=1
+        int,
+        "reduce the learning rate after this number of epochs without improvement",
+        at_least=1,
+        of="schedule.plateau",
     )
-    plateau_factor: float = option(0.1, "factor of that reduction", above=0, below=1)
+    plateau_factor: float = option(
+        0.1, "factor of that reduction", above=0, below=1, of="schedule.plateau_factor"
+    )
 
 
 @dataclass(frozen=True)
@@ -342,6 +452,7 @@ class _OutputOptions:
     load_options: dict[str, Any] = option(
         {},
         'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
+        of="load.options",
     )
     resume: bool = option(
         False,
@@ -351,13 +462,18 @@ class _OutputOptions:
     )
     evaluate_only: bool = option(False, "evaluate the weights of --load or --resume, and exit")
     checkpoint_epochs: int = option(
-        1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
+        1,
+        "epochs between checkpoints; 0 writes none after epochs",
+        at_least=0,
+        of="checkpoint_every.epochs",
     )
-    checkpoint_steps: int | None = option(int, "steps between checkpoints", at_least=1)
+    checkpoint_steps: int | None = option(
+        int, "steps between checkpoints", at_least=1, of="checkpoint_every.steps"
+    )
     checkpoint_every: str | None = option(
         str,
-        "interval of checkpoints, instead of --checkpoint-epochs: 5min, '200 steps', '2 epochs' or "
-        "auto, by their measured cost and --mtbf",
+        "interval of checkpoints, instead of epochs and steps: 5min, '200 steps', '2 epochs' or "
+        "auto, by their measured cost and mtbf",
         metavar="INTERVAL",
     )
     checkpoint_local: str | None = option(
@@ -365,19 +481,24 @@ class _OutputOptions:
         "folder on a disk of each host, in which its ranks write checkpoints for themselves, "
         "besides those of all in --output-dir; --resume takes the newest of any host",
         metavar="FOLDER",
+        of="checkpoint_every.local",
     )
     checkpoint_local_every: str = option(
         AUTO,
-        "interval of checkpoints in --checkpoint-local, as of --checkpoint-every",
+        "interval of checkpoints in that folder",
         metavar="INTERVAL",
+        of="checkpoint_every.local_every",
     )
     mtbf: str = option(
         DEFAULT_MTBF,
         "for intervals that are auto: mean time between two failures of the run",
         metavar="TIME",
+        of="checkpoint_every.mtbf",
     )
     checkpoint_background: bool = option(
-        True, "flush checkpoints to the disk while training continues"
+        True,
+        "flush checkpoints to the disk while training continues",
+        of="checkpoint_every.background",
     )
     grace: float | None = option(
         float,
@@ -387,7 +508,7 @@ class _OutputOptions:
     )
     keep: int = option(2, "last checkpoints to keep", at_least=1)
     keep_every: int | None = option(
-        int, "keep also one of this number of earlier checkpoints", at_least=1
+        int, "keep also one of this number of earlier checkpoints", at_least=1, of="keep.every"
     )
     progress: str = option(
         "auto",
@@ -415,8 +536,9 @@ class _ObservationOptions:
         "record these steps only, counted from 0 at the start of this run, such as 10:20, which "
         "excludes step 20",
         metavar="FIRST:STOP",
+        of="trace.steps",
     )
-    trace_kernels: bool = option(False, "record every call of a kernel too")
+    trace_kernels: bool = option(False, "record every call of a kernel too", of="trace.kernels")
     check_equal: int | None = option(
         int,
         "steps between comparisons of the parameters and the optimizer's state of all ranks; by "
@@ -429,7 +551,10 @@ class _ObservationOptions:
         "tensorboard of the run; requires the package tensorboardX",
     )
     tensorboard_histograms: int | None = option(
-        int, "with --tensorboard: epochs between histograms of parameters and gradients", at_least=1
+        int,
+        "epochs between histograms of parameters and gradients",
+        at_least=1,
+        of="tensorboard.histograms",
     )
     mlflow: str | None = option(
         str,
@@ -457,9 +582,12 @@ class _DeviceOptions:
         bool,
         "with --device cuda: round float32 to 10 bits before multiplication; by default "
         "PYDTNN_TF32, otherwise yes",
+        of="device.tf32",
     )
     graph: bool = option(
-        True, "with --device cuda: replay the training step as one CUDA graph where possible"
+        True,
+        "with --device cuda: replay the training step as one CUDA graph where possible",
+        of="device.graph",
     )
     fusion: bool = option(True, "fuse batch norm, additions and ReLU into convolutions")
     recompute: str | None = option(
@@ -508,13 +636,17 @@ class _CommunicationOptions:
         "mpirun --with-ft ulfm: docs/survival.md",
     )
     min_ranks: int = option(
-        1, "with --survive: with fewer ranks, save a checkpoint and end with status 75", at_least=1
+        1,
+        "with fewer ranks, save a checkpoint and end with status 75",
+        at_least=1,
+        of="survive.min_ranks",
     )
     buddy_interval: str = option(
         AUTO,
-        "with --survive: interval of copies of state that not all ranks have: 5min, '20 steps' or "
-        "auto, by their measured cost and --mtbf",
+        "interval of copies of state that not all ranks have: 5min, '20 steps' or auto, by their "
+        "measured cost and mtbf of --checkpoint-every",
         metavar="INTERVAL",
+        of="survive.buddy_interval",
     )
     straggler_factor: float = option(
         1.5,
@@ -528,24 +660,29 @@ class _CommunicationOptions:
         "batch remains",
     )
     scheme: str = option("allreduce", "how ranks train together, or path/to/file.py:Class")
-    scheme_options: dict[str, Any] = option({}, 'options of the scheme, such as {"period": 8}')
+    scheme_options: dict[str, Any] = option(
+        {}, 'options of the scheme, such as {"period": 8}', of="scheme.options"
+    )
     compress: str | None = option(
         str, "compression of gradients in messages, or path/to/file.py:compressor"
     )
     compress_options: dict[str, Any] = option(
-        {}, 'options of the compressor, such as {"share": 0.01}'
+        {}, 'options of the compressor, such as {"share": 0.01}', of="compress.options"
     )
     allreduce: str = option(
         "rule",
         "how arrays are summed: rule is MPI's own way inside a host and a schedule between "
         "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
     )
-    overlap: bool = option(True, "exchange gradients while backward runs; --no-overlap to compare")
+    overlap: bool = option(
+        True, "exchange gradients while backward runs; false to compare", of="scheme.overlap"
+    )
     bucket_bytes: int | None = option(
         int,
         "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
         "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
         at_least=1,
+        of="scheme.bucket_bytes",
     )
     comm: str = option(
         "auto",
@@ -553,7 +690,9 @@ class _CommunicationOptions:
         "through host memory",
         among=("auto", "mpi", "nccl"),
     )
-    cuda_aware: bool = option(False, "with --comm mpi: pass GPU arrays directly to the MPI library")
+    cuda_aware: bool = option(
+        False, "of mpi: pass GPU arrays directly to the MPI library", of="comm.cuda_aware"
+    )
     check_messages: bool = option(
         False, "compare the arguments of every call across ranks, to find errors in a scheme (slow)"
     )
@@ -564,12 +703,16 @@ class _CommunicationOptions:
         metavar="LIST",
     )
     micro_batches: int | None = option(
-        int, "per rank and step; by default 4 per rank of a pipeline", at_least=1
+        int,
+        "per rank and step; by default 4 per rank of a pipeline",
+        at_least=1,
+        of="parallel.micro_batches",
     )
     pipeline_schedule: str = option(
         "1f1b",
         "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
         "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
+        of="parallel.schedule",
     )
     plan: str | None = option(
         str,
@@ -601,13 +744,18 @@ class _VirtualOptions:
         "times of computation measured on this machine, in this file, to which missing ones are "
         "added; by default those of --platform",
         metavar="FILE",
+        of="virtual_ranks.compute",
     )
     disturb: str | None = option(
-        str, "slow ranks, jitter, slow links and ranks that fail, in a YAML file", metavar="FILE"
+        str,
+        "slow ranks, jitter, slow links and ranks that fail, in a YAML file",
+        metavar="FILE",
+        of="virtual_ranks.disturb",
     )
     timing_only: bool = option(
         False,
-        "with --virtual-ranks: predict the time of steps, with kernels that do nothing, and exit",
+        "predict the time of steps, with kernels that do nothing, and exit",
+        of="virtual_ranks.timing_only",
     )
 
 
@@ -678,13 +826,13 @@ class TrainConfig(
 
     def check_intervals(self) -> None:
         """Raise ValueError if an interval or a factor is invalid."""
-        parse_quantity("train: --mtbf", self.mtbf, "s")
-        if parse_interval("train: --buddy-interval", self.buddy_interval).epochs:
+        parse_quantity("train: --checkpoint-every mtbf", self.mtbf, "s")
+        if parse_interval("train: --survive buddy_interval", self.buddy_interval).epochs:
             raise ValueError(
-                "train: --buddy-interval must be a time, steps or auto, got "
+                "train: --survive buddy_interval must be a time, steps or auto, got "
                 f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
             )
-        parse_interval("train: --checkpoint-local-every", self.checkpoint_local_every)
+        parse_interval("train: --checkpoint-every local_every", self.checkpoint_local_every)
         if self.checkpoint_every is not None:
             parse_interval("train: --checkpoint-every", self.checkpoint_every)
         if 0 < self.straggler_factor < 1:
@@ -707,40 +855,37 @@ class TrainConfig(
         steps = range(*map(int, found.groups())) if found else range(0)
         if not steps:
             raise ValueError(
-                "train: --trace-steps must be a range of at least one step, such as 10:20, got "
+                "train: --trace steps must be a range of at least one step, such as 10:20, got "
                 f"{self.trace_steps!r}"
             )
         return steps
 
+
+SWITCHES = ("load", "compress", "exact", "survive", "trace", "tensorboard", "virtual_ranks")
+"""Options without which those in their values have no effect."""
 
 NEEDS = {
     "--resume": "--output-dir; name the folder of the run: --resume FOLDER",
     "--evaluate-only": "--load or --resume",
     "--virtual-ranks": "--platform; name one such as cpu-1gbit, or make one by pydtnn calibrate",
     "--comm nccl": "--device cuda",
-    "--cuda-aware": "--device cuda --comm mpi",
+    "--comm cuda_aware": "--device cuda --comm mpi",
     "--allreduce !vendor --device cuda": "--comm mpi",  # NCCL has its own
-    "--tf32": "--device cuda --dtype float32",
+    "--device tf32": "--device cuda --dtype float32",
     "--exact": "--global-batch-size; set the number of samples",
-    "--shards": "--exact",
-    "--min-ranks": "--survive",
-    "--buddy-interval": "--survive",
-    "--lr-base-batch": "--lr-scaling",
-    "--plateau-factor": "--plateau",
-    "--load-options": "--load",
-    "--compress-options": "--compress",
-    "--stage": "--dataset shards",
-    "--tensorboard-histograms": "--tensorboard",
-    "--trace-steps": "--trace",
-    "--trace-kernels": "--trace",
-    "--compute": "--virtual-ranks",
-    "--disturb": "--virtual-ranks",
-    "--timing-only": "--virtual-ranks",
+    "--lr-scaling base_batch": "--lr-scaling",
+    "--schedule plateau_factor": "--schedule plateau",
+    "--dataset stage": "--dataset shards",
     "--plan": "--parallel",
-    "--pipeline-schedule": "--parallel pipeline=2 or --parallel auto --pipeline-schedule auto",
-    "--mtbf": "--checkpoint-every auto or --checkpoint-local or --survive",
-    "--checkpoint-local-every": "--checkpoint-local",
-    "--memory-limit": "--recompute auto or --parallel auto or --pipeline-schedule auto",
+    "--parallel schedule": "--parallel pipeline=2 or --parallel auto --parallel schedule=auto",
+    "--checkpoint-every mtbf": "--checkpoint-every auto or --checkpoint-every local or --survive",
+    "--checkpoint-every local_every": "--checkpoint-every local",
+    "--memory-limit": "--recompute auto or --parallel auto or --parallel schedule=auto",
+    **{
+        own.label: flags(TrainConfig)[name].spelling
+        for name in SWITCHES
+        for own in MEMBERS[name].values()
+    },
 }
 """What options need, and what to do; "!" precedes a value that does not need it."""
 
@@ -759,8 +904,8 @@ EXCLUDES = {
         "--device cuda": HOST,
     },
     "--compress": {"--formats messages": OMIT},
-    "--checkpoint-every": {"--checkpoint-epochs or --checkpoint-steps": OMIT},
-    "--cuda-aware": {"--allreduce !vendor": "omit one, as it sums in host memory"},
+    "--checkpoint-every": {"--checkpoint-every epochs or --checkpoint-every steps": OMIT},
+    "--comm cuda_aware": {"--allreduce !vendor": "omit one, as it sums in host memory"},
     "--plan": {"--parallel auto": OMIT},
 }
 """What options exclude, besides the features that they choose, and why or what to do."""
@@ -797,15 +942,17 @@ def _typed_among(config: TrainConfig, options: str) -> str:
 
 def _typed_as(config: TrainConfig, label: str, value: str = "") -> str:
     """Return an option as it is typed, if it has this value; without one, if it is not usual."""
-    name = label.replace("-", "_")
-    given, own = getattr(config, name), getattr(TrainConfig, name)
-    changed = given is True if own.kind is bool else given != own.default
+    own = flags(TrainConfig)[label.replace("-", "_")]
+    if member := own.members.get(value.partition("=")[0]):
+        own, value = member, value.partition("=")[2]
+    given = getattr(config, own.name)
+    changed = given is True if own.kind is bool and not own.default else given != own.default
     text = f"{given:g}" if isinstance(given, float) else str(given)
     if not value:
         return own.label if changed else ""
     if value[0] == "!":
-        return typed(config, name) if changed and text != value[1:] else ""
+        return typed(config, own.name) if changed and text != value[1:] else ""
     parts = [key_of(part.partition("=")[0]) for part in text.split(",")]
     if value.partition("=")[0] not in parts:
         return ""
-    return typed(config, name) if "=" in value else f"{own.label} {value}"
+    return typed(config, own.name) if "=" in value else f"{own.label} {value}"

@@ -6,8 +6,9 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
@@ -34,6 +35,10 @@ ESSENTIAL = (
     *("device", "dtype", "threads", "scheme", "parallel", "config", "print_config"),
 )
 """Options that the short help page contains, in the order of use."""
+
+
+Setting = tuple[Flag, Callable[[Any], Any]]
+"""An option, and a function that returns its value from the one so far."""
 
 
 class Arguments:
@@ -63,18 +68,19 @@ class Arguments:
         given = sys.argv[1:] if arguments is None else arguments
         parser = create_parser()
         known = [name for action in parser._actions for name in action.option_strings]
-        self._texts = vars(parser.parse_args(list(_join_dictionaries(_translate(given, known)))))
-        self._printing = self._texts.pop("print_config", False)
-        self._files: dict[str, Any] = {}
-        for file in self._texts.pop("config", []):
-            self._files |= _read_configuration(file)
-        self.given = {*self._texts, *self._files}
-        resume = self._texts.get("resume")
+        texts = vars(parser.parse_args(list(_join_dictionaries(_translate(given, known)))))
+        self._printing = texts.pop("print_config", False)
+        self._values = [item for file in texts.pop("config", []) for item in _read_file(file)]
+        for name, found in texts.items():
+            for text in found if isinstance(found, list) else [found]:
+                self._values += _parts(flags(TrainConfig)[name], text)
+        self.given = {own.name for own, _ in self._values}
+        resume = texts.get("resume")
         self.folder = resume if isinstance(resume, str) else None
         if self.folder == "":
             raise ValueError("train: --resume must not be empty; name the folder of a run")
         if self.folder is not None:
-            del self._texts["resume"]
+            self._values = [item for item in self._values if item[0].name != "resume"]
             if "output_dir" in self.given:
                 raise ValueError(
                     f"train: --resume {self.folder} continues in that folder; omit --output-dir"
@@ -95,10 +101,9 @@ class Arguments:
         SystemExit
             After --print-config.
         """
-        own, values = flags(TrainConfig), {**(start or {}), **self._files}
-        for name, texts in self._texts.items():
-            for text in texts if isinstance(texts, list) else [texts]:
-                values[name] = _read_value(own[name], text, values.get(name))
+        values = dict(start or {})
+        for own, read in self._values:
+            values[own.name] = read(values.get(own.name))
         config = TrainConfig(**values)
         if self._printing:
             lines = (f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items())
@@ -141,7 +146,7 @@ def _translate(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
 
 def _join_dictionaries(arguments: Iterable[str]) -> Iterator[str]:
     """Rewrite ``--model-options.shortcut A`` as one argument, ``--model-options=.shortcut=A``."""
-    dictionaries = [own.label for own in flags(TrainConfig).values() if own.kind is dict]
+    dictionaries = [own.spelling for own in flags(TrainConfig).values() if own.kind is dict]
     rest = iter(arguments)
     for argument in rest:
         flag, dot, item = argument.partition(".")
@@ -152,8 +157,8 @@ def _join_dictionaries(arguments: Iterable[str]) -> Iterator[str]:
         yield argument
 
 
-def _read_configuration(file: str) -> dict[str, Any]:
-    """Return the options in a YAML file."""
+def _read_file(file: str) -> Iterator[Setting]:
+    """Yield the options in a YAML file."""
     who = "train: --config"
     try:
         text = read_file(who, file, plain_yaml.MAX_B).decode("utf-8-sig")
@@ -166,17 +171,32 @@ def _read_configuration(file: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         start = " ".join(text.split())[:40]
         raise ValueError(f"{who}: expected lines such as 'epochs: 3' in {file}, got {start!r}")
-    own, values = flags(TrainConfig), {}
+    known, seen = flags(TrainConfig), set()
     for key, value in content.items():
         name = key.replace("-", "_")
-        if name not in own:
-            raise ValueError(_nearest("key in the configuration file", key, [*own]))
-        if name in values:
+        if name not in known:
+            raise ValueError(_nearest("key in the configuration file", key, [*known]))
+        if name in seen:
             raise ValueError(f"{who}: key {name!r} occurs twice; remove one of them")
-        if own[name].kind is str and not isinstance(value, str | None):
+        own = known[name]
+        if own.kind is str and not isinstance(value, str | None):
             raise TypeError(f"{who}: {name} must be text, got {value!r}; quote it")
-        values[name] = value
-    return values
+        seen.add(name)
+        parts = [*_parts(own, value)] if own.members and isinstance(value, str) else []
+        yield from parts if len(parts) > 1 else [(own, partial(_same, value))]
+
+
+def _parts(own: Flag, given: str | bool) -> Iterator[Setting]:
+    """Yield an option and those in its value."""
+    if isinstance(given, bool):
+        yield own, partial(_same, given)
+    else:
+        for part, text in own.parts(given):
+            yield part, partial(_read_value, part, text)
+
+
+def _same(value: Any, before: Any) -> Any:
+    return value
 
 
 def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
@@ -196,7 +216,7 @@ def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
                 value = {key: value}
             value = {**(before or {}), **value}
         return own.check(value)
-    if own.kind not in (int, float):
+    if own.kind is str:
         return text
     value = plain_yaml.scalar(text.strip())
     return text if value is None else value
@@ -232,22 +252,34 @@ def create_parser() -> _Parser:
     parser.add_argument("--config", action="append", metavar="FILE", help=read)
     shown = "print all options as YAML and exit"
     parser.add_argument("--print-config", action="store_true", help=shown)
+    keywords: dict[str, Any]
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for own in flags(TrainConfig).values():
-        group = groups[own.group]
-        default = f" (default: {own.default})" if own.default and own.default is not True else ""
-        help = f"{own.help}{default}".replace("%", "%%")
-        if own.name == "resume":
-            group.add_argument(own.label, nargs="?", const=True, metavar=own.metavar, help=own.help)
-            no = f"--no-{own.name}"
-            group.add_argument(no, dest=own.name, action="store_false", help=argparse.SUPPRESS)
+        group, keywords = groups[own.group], {"help": _help(own)}
+        if own.kind is bool and not (own.metavar or own.members):
+            keywords["action"] = argparse.BooleanOptionalAction
         elif own.kind is bool:
-            group.add_argument(own.label, action=argparse.BooleanOptionalAction, help=help)
+            keywords |= {"nargs": "?", "const": True, "metavar": own.metavar or "NAME=VALUE,..."}
+            no = f"--no-{own.spelling[2:]}"
+            group.add_argument(no, dest=own.name, action="store_false", help=argparse.SUPPRESS)
         else:
-            action = "append" if own.kind is dict else "store"
-            group.add_argument(own.label, action=action, metavar=own.metavar, help=help)
+            repeated = own.members or own.kind is dict
+            keywords |= {"metavar": own.metavar, "action": "append" if repeated else "store"}
+        group.add_argument(own.spelling, **keywords)
     parser.add_argument_group(NAMES)
     return parser
+
+
+def _help(own: Flag) -> str:
+    """Return the description of an option with those in its value, each on lines of its own."""
+    if own.owner:
+        return argparse.SUPPRESS
+    lines = []
+    for flag in (own, *own.members.values()):
+        default = f" (default: {flag.default})" if flag.default and flag.default is not True else ""
+        name = "" if flag is own else f"  {flag.key}={flag.metavar or 'true|false'}: "
+        lines.append(f"{name}{flag.help}{default}")
+    return "\n".join(lines).replace("%", "%%")
 
 
 def _names() -> str:
@@ -270,7 +302,13 @@ def _names() -> str:
 def _explain(message: str) -> Exception:
     """Convert a message of argparse to one sentence, with the nearest name for an unknown one."""
     own = flags(TrainConfig)
-    names = [*(o.label for o in own.values()), "--config", "--print-config", "--help", "--version"]
+    names = [
+        *(o.label for o in own.values() if not o.owner),
+        "--config",
+        "--print-config",
+        "--help",
+        "--version",
+    ]
     if match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
         if match[1].startswith("-"):
             return ValueError(_nearest("option", match[1], names))

@@ -35,7 +35,7 @@ PARTS: dict[str, Registry[Any]] = {
 ELSEWHERE = {
     "model": {"classes": "the data set", "input_shape": "the data set"},
     "dataset": {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"},
-    "loss": {"label_smoothing": "--label-smoothing"},
+    "loss": {"label_smoothing": "--loss NAME:label_smoothing=X"},
     "optimizer": {
         "lr": "--lr",
         "momentum": "--momentum",
@@ -49,7 +49,11 @@ ELSEWHERE = {
         "steps_per_epoch": "--steps-per-epoch",
         "warmup_steps": "--warmup-epochs",
     },
-    "scheme": {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"},
+    "scheme": {
+        "comm": "mpirun",
+        "sums": "--compress or --exact",
+        "overlap": "--scheme NAME:overlap=false",
+    },
 }
 """Options that set the arguments which are not accepted in ``--...-options``."""
 
@@ -71,7 +75,7 @@ def find(config: TrainConfig, part: str) -> tuple[Factory[Any], dict[str, Any]]:
     options: dict[str, Any] = getattr(config, f"{part}_options", {})
     for name, flag in ELSEWHERE.get(part, {}).items():
         if name in options:
-            raise ValueError(f"train: --{part}-options: {name} cannot be set here; use {flag}")
+            raise ValueError(f"train: --{part}: {name} is not one of its options; use {flag}")
     try:
         return PARTS[part].find(getattr(config, part)), options
     except (TypeError, ValueError) as error:

@@ -84,11 +84,12 @@ def not_default(config: TrainConfig) -> str:
     """Return the options that differ from the defaults, as they are typed.
 
     >>> not_default(TrainConfig(epochs=8, augment="crop:4,flip", overlap=False))
-    '--augment crop:4,flip --epochs 8 --no-overlap'
+    '--augment crop:4,flip --epochs 8 --scheme allreduce:overlap=false'
     """
     usual = flags(TrainConfig).items()
-    names = [name for name, own in usual if getattr(config, name) != own.default]
-    return " ".join(typed(config, name) for name in names if name not in SHOWN_ELSEWHERE)
+    other = [own for name, own in usual if getattr(config, name) != own.default]
+    names = [own.owner or own.name for own in other if own.name not in SHOWN_ELSEWHERE]
+    return " ".join(typed(config, name) for name in dict.fromkeys(names))
 
 
 def _count(number: int, word: str) -> str:

@@ -144,9 +144,9 @@ class Survival(Callback):
     _since: float = 0.0  # the end of the last of the times of a failure
 
     def __post_init__(self) -> None:
-        interval = parse_interval("train: --buddy-interval", self.config.buddy_interval)
+        interval = parse_interval("train: --survive buddy_interval", self.config.buddy_interval)
         self.memory = RecoveryState(
-            interval, parse_quantity("train: --mtbf", self.config.mtbf, "s")
+            interval, parse_quantity("train: --checkpoint-every mtbf", self.config.mtbf, "s")
         )
         self._parallel = self.config.parallel
 
@@ -218,7 +218,7 @@ class Survival(Callback):
         Raises
         ------
         TooFewRanksError
-            On all ranks, if there are fewer ranks than `--min-ranks`; a checkpoint is saved.
+            On all ranks, if there are fewer ranks than `min_ranks`; a checkpoint is saved.
         """
         if self.saved is not None:
             restore(trainer, self.saved)
@@ -234,7 +234,7 @@ class Survival(Callback):
             path = save_checkpoint(self.directory, trainer, config=course, keep=keep)
         state = f"their state is saved in {path}" if path else "no step has been trained"
         raise TooFewRanksError(
-            f"{ranks} of {self.launched} ranks remain, fewer than --min-ranks {least}; {state}"
+            f"{ranks} of {self.launched} ranks remain, fewer than min_ranks {least}; {state}"
         )
 
     def about(self) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     found, options = find(config, "dataset")
     for name, usual in (("image_size", None), ("skip_bad", False), ("exif_rotation", True)):
         if (value := getattr(config, name)) != usual:
-            require_parameter(found, name, "--" + name.replace("_", "-"))
+            require_parameter(found, name, f"--dataset {name}")
             options = options | {name: value}
     folder = config.data_dir
     if config.stage is not None:
@@ -169,7 +169,7 @@ def check_exchange(config: TrainConfig) -> None:
     if found.ready:  # an instance has its own communicator
         raise TypeError(f"scheme {found.name}: expected {found.registry.expected}, got an instance")
     if not config.overlap:
-        require_parameter(found, "overlap", "--no-overlap")
+        require_parameter(found, "overlap", "--scheme overlap")
     if SHARD in read_axes(config.parallel):
         require_parameter(found, "copies", "--parallel shard")
     if config.exact or config.compress is not None or config.message_format:

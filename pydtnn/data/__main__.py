@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   python -m pydtnn.data pack pictures --output shards
   python -m pydtnn.data check pictures
   python -m pydtnn.data verify shards
-  python -m pydtnn.train --dataset shards --data-dir shards --image-size 224
+  python -m pydtnn.train --dataset shards:image_size=224 --data-dir shards
   python -m pydtnn.data tokenizer book.txt --vocabulary 4096 --output tokenizer.json
 """
 

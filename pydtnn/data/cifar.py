@@ -162,7 +162,7 @@ def _check_counts(
         if len(labels) != count:
             raise ValueError(
                 f"{name}: {path} must contain {count} images, got {len(labels)}; download the file "
-                "again, or set any_size=True (--dataset-options '{\"any_size\": true}') if that "
+                "again, or set any_size=True (--dataset NAME:any_size=true) if that "
                 "number is intended"
             )
 

@@ -30,7 +30,7 @@ TRAIN = "train"
 TEST = ("val", "validation", "test")
 """Sub-folders of the test set, in order of preference."""
 
-OPTION = "set skip_bad (--skip-bad) to train without them"
+OPTION = "set skip_bad (--dataset folder:skip_bad=true) to train without them"
 
 _log = logging.getLogger("pydtnn.data")
 

@@ -323,7 +323,7 @@ class EncodedImages(Dataset):
             raise ValueError(
                 f"{self.name}: expected images of {self.input_shape[0]} x {self.input_shape[1]} "
                 f"pixels, as the first one has, got {height} x {width} in {where}; set "
-                "--image-size N, to which all are resized and cropped"
+                "image_size=N, to which all are resized and cropped"
             )
         return pixels
 

@@ -92,7 +92,7 @@ def advice_of(shapes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
         len(a) == len(b) == 4 and a[0] == b[0] and (a[1] == b[1] or a[3] == b[3]) for a, b in shapes
     )
     stem = "; the first layers depend on the size of images: use at least 64 x 64" * images
-    return f"{stem}; strict=False, --partial or --load-options.strict=false loads what fits"
+    return f"{stem}; strict=False, --partial or --load FILE:strict=false loads what fits"
 
 
 def compare(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> LoadReport:

@@ -24,7 +24,6 @@ from pathlib import Path
 
 from pydtnn.cli.parts import PARTS
 from pydtnn.kernels.dtypes import DTYPES
-from pydtnn.model.pipeline import PIPELINE_SCHEDULES
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS
 from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.tools.perfmodel.platform import platform_names
@@ -49,7 +48,6 @@ def values_by_name() -> dict[str, Sequence[str]]:
     return {
         **{name: [*registry.entries] for name, registry in PARTS.items()},
         "platform": platform_names(),
-        "pipeline_schedule": [*PIPELINE_SCHEDULES, "auto"],
         "strategies": [*KINDS],
         "sweep": [*SWEEPS],
         "sort": [*COLUMNS],

@@ -143,7 +143,7 @@ FEATURES = {
     ),
     "micro_batches": Feature(
         lambda setup: (setup.model.pipeline or setup.micro_batches != 1) and setup.micro_batches,
-        "--micro-batches",
+        "--parallel micro_batches",
         needs={
             "pipeline": "micro_batches={0} requires a model that is cut into the stages of a "
             "pipeline; use accumulation, or Mesh(comm, pipeline=2)",

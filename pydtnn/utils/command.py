@@ -206,7 +206,9 @@ def add_value(
 def _shortened(action: argparse.Action) -> argparse.Action:
     """Return an option with the first clause of its description, and its default."""
     shown, text = copy.copy(action), action.help or ""
-    shown.help = "".join([first_clause(text), *re.findall(r" \(default: .*\)", text)])
+    shown.help = "".join(
+        [first_clause(text), *re.findall(r" \(default: .*\)", text.partition("\n")[0])]
+    )
     return shown
 
 
@@ -216,7 +218,7 @@ def first_clause(text: str) -> str:
     >>> first_clause("samples per rank; by default 64 (default: 1)")
     'samples per rank'
     """
-    return re.split(r"; |:? by default|, or path/|(?:^| )\(default", text)[0]
+    return re.split(r"\n|; |:? by default|, or path/|(?:^| )\(default", text)[0]
 
 
 class _Help(argparse.Action):
@@ -243,7 +245,11 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return super()._format_action_invocation(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
+        wrapped: list[str] = []
+        for line in text.splitlines():
+            further = " " * (4 if line.startswith(" ") else 0)
+            wrapped += textwrap.wrap(line, width, break_on_hyphens=False, subsequent_indent=further)
+        return wrapped
 
 
 def help_columns() -> int:

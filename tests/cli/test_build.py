@@ -194,22 +194,22 @@ def test_parts_of_ones_own_train_together(make):
         ({"loss": "own.py:Own"}, "loss own.py:Own: expected a Loss, or a class or function that"),
         (
             {"loss": "own.py:ready", "label_smoothing": 0.1},
-            "--label-smoothing: own.py:ready has no",
+            "--loss label_smoothing: own.py:ready has no",
         ),
         ({"loss_options": {"class_weights": [1, 2]}}, "class_weights must be 3 numbers, one for"),
         (
             {"loss_options": {"label_smoothing": 0.1}},
-            "--loss-options: label_smoothing cannot be set",
+            "--loss: label_smoothing is not one of",
         ),
         ({"metrics": "own.py:Focal"}, "metric own.py:Focal: expected a Metric, or a class or fun"),
         ({"metrics": "top5_accuracy"}, "at most the number of classes 3, got 5"),
         ({"memory_limit": "1GiB"}, "train: --memory-limit requires --recompute auto"),
         ({"recompute": "auto", "memory_limit": "2XB"}, "--memory-limit: expected a size such as 5"),
         ({"freeze": "*"}, "--freeze: * leaves no parameters to train; freeze fewer"),
-        ({"model": "own.py:two_heads"}, "--auxiliary-weights must be 2 numbers"),
-        (HEADS | {"auxiliary_weights": "0.3"}, "--auxiliary-weights must be 2 numbers"),
-        (HEADS | {"auxiliary_weights": "0.3,x"}, "--auxiliary-weights must be num"),
-        ({"auxiliary_weights": "0.3"}, "--auxiliary-weights: the model has no auxiliary outputs"),
+        ({"model": "own.py:two_heads"}, "--loss auxiliary_weights must be 2 numbers"),
+        (HEADS | {"auxiliary_weights": "0.3"}, "--loss auxiliary_weights must be 2 numbers"),
+        (HEADS | {"auxiliary_weights": "0.3,x"}, "--loss auxiliary_weights must be num"),
+        ({"auxiliary_weights": "0.3"}, "--loss auxiliary_weights: the model has one output"),
     ],
 )
 def test_what_does_not_suit_is_refused_in_a_sentence(options, sentence, make):

@@ -136,7 +136,7 @@ def test_options_that_each_command_sets_are_not_changes():
     assert describe_changes(run, same) == ""
     other = TrainConfig(epochs=3, lr=0.5, overlap=False, model_options={"a": "b"})
     assert describe_changes(run, other) == (
-        "--model-options {} -> {a: b}, --lr none -> 0.5, --overlap true -> false"
+        "--model options {} -> {a: b}, --lr none -> 0.5, --scheme overlap true -> false"
     )
 
 

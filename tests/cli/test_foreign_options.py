@@ -20,7 +20,7 @@ VALUES = {int: "3", float: "0.5", str: "some", dict: "{a: 1}"}
 
 def known() -> dict[str, str]:
     """Name of the option of each flag."""
-    return {own.label: name for name, own in flags(TrainConfig).items()}
+    return {own.spelling: name for name, own in flags(TrainConfig).items()}
 
 
 def test_no_name_of_ours_is_replaced_or_refused_and_those_in_explanations_exist():

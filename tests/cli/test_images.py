@@ -111,10 +111,10 @@ def test_a_run_of_an_earlier_version_continues_without_turning_photographs(
     path.write_text(json.dumps(about))
     capsys.readouterr()
     assert main(["--resume", "runs/a", "--epochs=2"]) == 0
-    assert "--exif-rotation true -> false" in capsys.readouterr().out
+    assert "--dataset exif_rotation true -> false" in capsys.readouterr().out
     assert json.loads(path.read_text())["configuration"]["exif_rotation"] is False
     assert main(["--resume", "runs/a", "--epochs=3"]) == 0
-    assert "--exif-rotation" not in capsys.readouterr().out
+    assert "exif_rotation true ->" not in capsys.readouterr().out
     assert main(["--resume", "runs/a", "--epochs=4", "--exif-rotation"]) == 1
     assert "encoding photographs upright instead of" in capsys.readouterr().err
 

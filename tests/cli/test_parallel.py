@@ -79,10 +79,16 @@ EXACT = {"exact": True, "global_batch_size": 8}
     [
         ({"scheme": "local_sgd", "scheme_options": {"perod": 3}}, "'perod'; did you mean 'period'"),
         ({"scheme": "local_sgd", "scheme_options": {"period": 0}}, "period must be at least 1"),
-        ({"scheme_options": {"overlap": False}}, "overlap cannot be set here; use --no-overlap"),
-        ({"scheme": "gossip", "overlap": False}, "--no-overlap: gossip has no parameter `overlap`"),
+        (
+            {"scheme_options": {"overlap": False}},
+            "overlap is not one of its options; use --scheme NAME:overlap=false",
+        ),
+        (
+            {"scheme": "gossip", "overlap": False},
+            "--scheme overlap: gossip has no parameter `overlap`",
+        ),
         ({"compress": "top_k", "compress_options": {"share": 2}}, "share must be"),
-        ({"compress_options": {"share": 0.1}}, "--compress-options requires --compress"),
+        ({"compress_options": {"share": 0.1}}, "--compress options requires --compress"),
         ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),
         (EXACT | {"compress": "sign"}, "--exact cannot be combined with --compress; omit it"),
         (EXACT | {"tuning": "measure"}, "--exact cannot be combined with --tuning measure; use"),

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 
 import pytest
 
 from pydtnn.cli.config import GROUPS, TrainConfig, flags
 from pydtnn.cli.parser import ESSENTIAL, parse
+from pydtnn.cli.report import not_default
 from pydtnn.models import MODELS
 from pydtnn.train import main
 from tests.each import each
 
+EXACT = {"exact": True, "global_batch_size": 32}
+
 PROMISED = """
     model dataset data-dir epochs steps-per-epoch batch-size global-batch-size optimizer lr momentum
     weight-decay schedule loss metrics augment validation-split dtype device threads seed
-    output-dir save load resume evaluate-only lr-scaling download comm cuda-aware tf32 graph
+    output-dir save load resume evaluate-only lr-scaling download comm
 """
 
 
@@ -51,10 +55,90 @@ def help_page(capsys: pytest.CaptureFixture[str], *section: str) -> str:
         (["--dataset=123", "--model=3.py:net"], {"dataset": "123", "model": "3.py:net"}),
         (["--augment="], {"augment": ""}),
         (["--epochs=3", "--epochs=4"], {"epochs": 4}),
+        # options in the value of another one
+        (
+            ["--model=resnet20:shortcut=A"],
+            {"model": "resnet20", "model_options": {"shortcut": "A"}},
+        ),
+        (
+            ["--model", "own.py:net:widths=[1, 2],mode=a:b", "--model=:mode=c,text='x y'"],
+            {"model": "own.py:net"}
+            | {"model_options": {"widths": [1, 2], "mode": "c", "text": "x y"}},
+        ),
+        (
+            ['--model=:options={"a b": "c,d=e"}', '--model=:quoted="f,g=h"'],
+            {"model_options": {"a b": "c,d=e", "quoted": "f,g=h"}},
+        ),
+        (
+            ["--loss=cross_entropy:auxiliary_weights=0.3,0.3,label_smoothing=0.1"],
+            {"auxiliary_weights": "0.3,0.3", "label_smoothing": 0.1},
+        ),
+        (["--exact", "shards=16", "--global-batch-size=32"], EXACT | {"shards": 16}),
+        (["--exact", "--no-exact"], {}),
+        (
+            ["--trace=a:steps=5:7,kernels=true", "--device=:graph=no"],
+            {"trace": "a", "trace_steps": "5:7", "trace_kernels": True, "graph": False},
+        ),
+        (["--keep=3:every=null", "--scheme=:bucket_bytes=9"], {"keep": 3, "bucket_bytes": 9}),
     ],
 )
 def test_arguments_become_values(arguments, values):
     assert parse(arguments) == TrainConfig(**values)
+
+
+FORMER = {
+    own.name: {int: "3", float: "0.5", str: "5min", dict: "{a: 1}"}.get(own.kind, "true")
+    for own in flags(TrainConfig).values()
+    if own.owner
+} | {"trace_steps": "1:2", "tf32": "true", "pipeline_schedule": "gpipe"}
+PARTNERS = {
+    **{"load": "w", "compress": "sign", "exact": "true", "survive": "true", "trace": "t"},
+    **{"tensorboard": "true", "virtual_ranks": "2", "lr_scaling": "sqrt", "parallel": "pipeline=2"},
+    **{"device": "cuda", "comm": "mpi", "dataset": "shards", "plateau_factor": "[plateau]"},
+}
+
+
+@each("name", FORMER)
+def test_an_option_in_the_value_of_another_one_may_be_typed_as_before(name, tmp_path):
+    own, text = flags(TrainConfig)[name], FORMER[name]
+    lines = {"epochs": "9", "global_batch_size": "32", "platform": "cpu-1gbit", own.owner: ""}
+    if own.owner in PARTNERS:
+        lines[own.owner] = PARTNERS[own.owner]
+    if name == "cuda_aware":
+        lines["device"] = "cuda"
+    if name == "plateau_factor":
+        lines["plateau"] = "2"
+    if name in ("mtbf", "checkpoint_local_every"):
+        lines["checkpoint_local"] = "folder"
+    lines = {key: value for key, value in lines.items() if value}
+    (tmp_path / "run.yaml").write_text("".join(f"{key}: {text}\n" for key, text in lines.items()))
+    config = [f"--config={tmp_path / 'run.yaml'}"]
+    value = {"true": []}.get(text, [text])
+    before = parse([*config, own.spelling, *value])
+    start = "" if flags(TrainConfig)[own.owner].kind is bool else ":"
+    now = parse([*config, flags(TrainConfig)[own.owner].spelling, f"{start}{own.key}={text}"])
+    assert before == now
+    assert getattr(now, name) != own.default or text == "true"
+    with (tmp_path / "run.yaml").open("a") as file:
+        file.write(f"{name}: {text}\n")
+    assert parse(config) == now
+    shown = [f"--model={now.model}", f"--dataset={now.dataset}", *shlex.split(not_default(now))]
+    assert parse(shown) == now
+
+
+@each(
+    ("arguments", "words"),
+    [
+        (["--trace=a:step=1:2"], "unknown value of --trace 'step'; did you mean 'steps'?"),
+        (["--exact=3"], "--exact: expected values of shards such as shards=..., with commas"),
+        (["--survive=min_ranks=0"], "--survive min_ranks must be at least 1, got 0"),
+        (["--keep=3:every"], "--keep must be a whole number, got '3:every'"),
+        (["--device=cuda:tf32=1"], "--device tf32 must be true or false, got 1"),
+    ],
+)
+def test_what_is_wrong_in_the_value_of_an_option_is_named(arguments, words):
+    with pytest.raises((TypeError, ValueError), match=f"^train: .*{re.escape(words)}"):
+        parse([*arguments, "--global-batch-size=8"])
 
 
 def test_the_command_line_wins_over_a_file_and_a_later_file_over_an_earlier(tmp_path):
@@ -120,11 +204,13 @@ def test_the_help_page_has_groups_names_examples_and_every_option_at_a_width_tha
     words = " ".join(page.split())
     for own in flags(TrainConfig).values():
         assert own.help in words
+        assert not own.owner or f" {own.key}={own.metavar or 'true|false'}: " in words
     assert {*MODELS} <= {*re.findall(r"\w+", page)}
-    assert "--[no-]overlap exchange gradients" in words
+    assert "--[no-]download download the data" in words
     assert "mpirun -np 2 python -m pydtnn.train" in page
     shown = set(re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE))
-    names = {name.replace("_", "-") for name in flags(TrainConfig)}
+    names = {own.spelling[2:] for own in flags(TrainConfig).values() if not own.owner}
+    assert len(re.findall(r"^ *--", page, re.MULTILINE)) <= 80
     assert shown == names | {"config", "print-config", "version"}
     assert set(PROMISED.split()) <= names
 
@@ -146,7 +232,7 @@ def test_a_section_of_the_help_page_is_named_by_the_beginning_of_a_word(section,
     assert len(titles) == 1
     assert section.lower() in titles[0]
     shown = re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE)
-    own = [o for o in flags(TrainConfig).values() if o.group == titles[0]]
+    own = [o for o in flags(TrainConfig).values() if o.group == titles[0] and not o.owner]
     assert shown == [option.label[2:] for option in own]
 
 

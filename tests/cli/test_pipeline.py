@@ -22,12 +22,12 @@ PIPELINE = ["--parallel=pipeline=2", "--micro-batches=4"]
 RUNS = ("run", "serial")
 
 
-@each("option", ["--micro-batches=2", "--pipeline-schedule=gpipe"])
+@each("option", ["micro_batches=2", "schedule=gpipe"])
 def test_options_of_a_pipeline_require_its_axis(option):
     name = option.partition("=")[0]
-    with pytest.raises(ValueError, match=f"{name} requires --parallel pipeline=2"):
-        parse([option, "--parallel=data=2"])
-    assert parse([option, "--parallel=pipeline=2"])
+    with pytest.raises(ValueError, match=f"--parallel {name} requires --parallel pipeline=2"):
+        parse([f"--parallel=data=2:{option}"])
+    assert parse([f"--parallel=pipeline=2:{option}"])
 
 
 def test_processes_train_in_stages_and_one_continues(tmp_path, mpiexec, monkeypatch):
@@ -75,7 +75,7 @@ def test_auto_chooses_the_fastest_schedule_that_fits_into_memory(tmp_path):
 @each(
     ("options", "problem"),
     [
-        (["--exact"], "--pipeline-schedule auto has no formula for --exact; name a schedule"),
+        (["--exact"], "--parallel schedule=auto has no formula for --exact; name a schedule"),
         (["--parallel=pipeline=4"], "must multiply to the number of ranks, 2, got pipeline=4"),
         (["--memory-limit=1MB"], "search: expected a memory limit of at least"),
     ],

@@ -17,9 +17,9 @@ OPTIONS = [*TINY, "--epochs=1", "--tuning=fixed"]
 @each(
     ("options", "problem"),
     [
-        (["--trace-steps=1:2"], "train: --trace-steps requires --trace"),
-        (["--trace-kernels"], "train: --trace-kernels requires --trace"),
-        (["--trace=folder", "--trace-steps=10"], "train: --trace-steps must be a range of at"),
+        (["--trace-steps=1:2"], "train: --trace steps requires --trace"),
+        (["--trace-kernels"], "train: --trace kernels requires --trace"),
+        (["--trace=folder", "--trace-steps=10"], "train: --trace steps must be a range of at"),
         (["--trace=folder", "--trace-steps=5:5"], "one step, such as 10:20, got '5:5'"),
         (["--trace=folder", "--trace-steps=a:b"], "one step, such as 10:20, got 'a:b'"),
         (["--trace=folder", "--trace-steps=-1:5"], "one step, such as 10:20, got '-1:5'"),

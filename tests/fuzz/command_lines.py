@@ -155,13 +155,15 @@ def _good(own: Flag) -> list[str]:
 def _words(own: Flag, is_bad: bool, rng: np.random.Generator) -> list[str]:
     """Write an option with its value as it stands on the command line."""
     if own.kind is bool:
-        both = [own.label, own.label.replace("--", "--no-")]
+        both = [own.spelling, own.spelling.replace("--", "--no-")]
         flag = both[rng.integers(2)]
         return [f"{flag}={rng.choice(['1', 'x', '', 'maybe'])}"] if is_bad else [flag]
     values = _bad(own) if is_bad else _good(own)
     value = values[rng.integers(len(values))]
     return (
-        [own.label, value] if rng.random() < 0.5 and value[:1] != "-" else [f"{own.label}={value}"]
+        [own.spelling, value]
+        if rng.random() < 0.5 and value[:1] != "-"
+        else [f"{own.spelling}={value}"]
     )
 
 

@@ -61,7 +61,7 @@ def test_features_and_options_of_the_tables_exist():
     assert {other for _, other, _, _ in RULES} <= FEATURES.keys()
     of_features = [feature.options for feature in FEATURES.values()]
     excluded = [name for others in EXCLUDES.values() for name in others]
-    labels = {own.label for own in flags(TrainConfig).values()}
+    labels = {own.label for own in flags(TrainConfig).values() if not own.owner}
     for text in [*of_features, *NEEDS, *NEEDS.values(), *EXCLUDES, *excluded]:
         assert {*re.findall(r"--[a-z0-9-]+", text)} <= labels
 
@@ -72,14 +72,16 @@ def chosen(options: str) -> dict[str, Any]:
     for option in options.split(" or ")[0][2:].split(" --"):
         label, _, value = option.partition(" ")
         own = flags(TrainConfig)[label.replace("-", "_")]
+        if member := own.members.get(value.partition("=")[0]):
+            own, value = member, value.partition("=")[2]
         usual = {int: 7, float: 0.5, str: "3", dict: {"a": 1}, bool: True}[own.kind]
         special = {"parallel": "pipeline=2", "checkpoint_every": "7 steps"}
         value = value if value[:1] not in ("", "!") else special.get(own.name, usual)
         if own.name == "formats":
             value = "messages=e4m3fn"
         values |= {own.name: own.kind(value)}
-        if f"--{label}" in NEEDS:
-            values = chosen(NEEDS[f"--{label}"].partition("; ")[0]) | values
+        if own.label in NEEDS:
+            values = chosen(NEEDS[own.label].partition("; ")[0]) | values
     return values
 
 

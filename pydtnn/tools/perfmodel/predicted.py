@@ -211,7 +211,7 @@ def choose_parallel(
 ) -> tuple[TrainConfig, list[str]]:
     """Return the configuration with the chosen strategy, and lines that explain the choice.
 
-    `--parallel auto` chooses among all strategies, `--pipeline-schedule auto` among the schedules
+    `--parallel auto` chooses among all strategies, `schedule=auto` among the schedules
     of pipelines. Collective: all ranks call it. The choice is made on rank 0.
 
     Raises
@@ -250,7 +250,7 @@ def choose_parallel(
 
 
 def _auto_option(config: TrainConfig) -> str:
-    return "--parallel auto" if config.parallel == AUTO else "--pipeline-schedule auto"
+    return "--parallel auto" if config.parallel == AUTO else "--parallel schedule=auto"
 
 
 def _alternative(config: TrainConfig) -> str:

@@ -56,12 +56,12 @@ class Replay:
         if not len(timeline.steps):
             raise ValueError(
                 "replay: expected a trace with training steps that all ranks have recorded, got "
-                "none; use --trace without --trace-steps, or with several steps"
+                "none; use --trace without steps, or with several steps"
             )
         if "replay" in timeline.names:
             raise ValueError(
                 "replay: expected a trace with the calls of each step, got CUDA graphs; record one "
-                "with --no-graph"
+                "with --device cuda:graph=false"
             )
         self.timeline = timeline
         self._programs = Programs(timeline)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 STEPS = 4
-"""Steps that `--timing-only` executes, unless --steps-per-epoch is given."""
+"""Steps that `timing_only` executes, unless --steps-per-epoch is given."""
 
 MAX_THREADS = 1024
 """Virtual ranks that can be threads of a process."""
@@ -33,7 +33,7 @@ MAX_THREADS = 1024
 def run_on_virtual_ranks(
     config: TrainConfig, comm: Communicator, program: Callable[[Communicator], Any]
 ) -> None:
-    """Call `program(comm)` on every virtual rank, or print the time of steps (`--timing-only`).
+    """Call `program(comm)` on every virtual rank, or print the time of steps (`timing_only`).
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def run_on_virtual_ranks(
     if config.virtual_ranks > MAX_THREADS:
         raise ValueError(
             f"train: --virtual-ranks must be at most {MAX_THREADS}, got {config.virtual_ranks}; "
-            "add --timing-only"
+            f"use --virtual-ranks {config.virtual_ranks}:timing_only=true"
         )
     run_virtual(
         program,
@@ -87,7 +87,7 @@ def run_on_virtual_ranks(
 def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list[ComputeCosts]:
     """Return the time of computation: analytic, or of each rank as measured on this machine.
 
-    Measured times are kept in the file `--compute`, to which those of another network or plan are
+    Measured times are kept in the file `compute`, to which those of another network or plan are
     added. The ranks of a host of the platform are measured at the same time, as far as this machine
     has cores for them.
     """
@@ -107,8 +107,8 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
         own, given = platform.compute.threads, config.threads
         if config.timing_only and given not in (None, own):
             raise ValueError(
-                f"train: --timing-only has the times of a rank of {own} threads, got --threads "
-                f"{given}; omit it, or measure times with --compute FILE"
+                f"train: --virtual-ranks timing_only has the times of a rank of {own} threads, "
+                f"got --threads {given}; omit it, or measure times in a file, compute=FILE"
             )
         rule = create_optimizer(config, 1, 1)
         slots, clipping = len(rule.slots), clipping_of(rule)
@@ -146,7 +146,9 @@ def describe_virtual_run(config: TrainConfig) -> Workload:
     work = describe_run(config, axes, data)
     if name := first_unknown(work, TIMED):
         option = typed(config, name)
-        raise ValueError(f"train: --timing-only has no times of {option}; omit one of them")
+        raise ValueError(
+            f"train: --virtual-ranks timing_only has no times of {option}; omit one of them"
+        )
     return work
 
 

@@ -17,7 +17,7 @@ from pydtnn.tools.tracing import Timeline, load_timeline
 from pydtnn.tools.tracing.analysis import Blocks, Labels, find_blocks, label
 
 HOW = (
-    "trace a few steps with python -m pydtnn.train --trace FOLDER --trace-steps 10:20, and add "
+    "trace a few steps with python -m pydtnn.train --trace FOLDER:steps=10:20, and add "
     "--trace FOLDER to the command of the report"
 )
 """How to obtain what a section without data would show."""

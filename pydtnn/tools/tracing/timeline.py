@@ -49,7 +49,7 @@ class MessageRecords:
         The same message as its source and its target have recorded it; sorted by the start of the
         sending. Times are in ns of the common clock, counted from the first record.
     unmatched_sent, unmatched_received : ndarray of MESSAGE
-        Messages that only one side has recorded, as at the ends of ``--trace-steps``.
+        Messages that only one side has recorded, as at the ends of the recorded steps.
     """
 
     sent: np.ndarray

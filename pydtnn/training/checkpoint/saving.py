@@ -200,8 +200,9 @@ class Saver:
         """
         several = self._planner.several(trainer, self.comm or trainer.comm, local_states(trainer))
         error = ValueError(
-            "--checkpoint-local: expected the whole state on each host, but ranks have different "
-            f"parts or values of {', '.join(several)}; use --survive, which copies them to others"
+            "--checkpoint-every local: expected the whole state on each host, but ranks have "
+            f"different parts or values of {', '.join(several)}; use --survive, which copies "
+            "them to others"
         )
         agree(trainer.comm, error if several else None)
 

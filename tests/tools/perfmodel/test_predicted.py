@@ -125,7 +125,7 @@ def test_auto_refuses_what_it_cannot_choose(option, words, tmp_path, capsys):
         ({"scheme": "local_sgd"}, "--scheme local_sgd"),
         ({"exact": True, "global_batch_size": 8}, "--exact"),
         ({"accumulation": 2}, "--accumulation 2"),
-        ({"overlap": False}, "--no-overlap"),
+        ({"overlap": False}, "--scheme :overlap=false"),
         ({"freeze": "stem"}, "--freeze stem"),
     ],
 )
@@ -229,7 +229,7 @@ VALUES: dict[str, Any] = {
 
 NEEDS = {
     "shards": "--exact",
-    "exif_rotation": "--exif-rotation",
+    "scheme_options": "--scheme: overlap is not",
     **dict.fromkeys(("compute", "disturb", "timing_only"), "--virtual"),
 }
 """Options of others, which the prediction refuses."""
@@ -263,8 +263,10 @@ def test_an_option_changes_the_prediction_has_no_effect_or_is_refused(name):
         found, refused = Predicted(), str(error)
     base = base_prediction(name if name in WITH else "")
     if refused or found.reason:
-        label = own.label.replace("--", "--no-") if own.default is True else own.label
-        assert NEEDS.get(name, label) in refused + found.reason
+        off = own.default is True and not own.owner
+        label = own.label.replace("--", "--no-") if off else own.label
+        words = [NEEDS.get(name, label), label.replace(" ", " :")]
+        assert [word for word in words if word in refused + found.reason]
         assert base.reason == "" or name in NEEDS
     elif name in DECLARED:
         assert found == base

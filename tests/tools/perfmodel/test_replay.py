@@ -140,7 +140,7 @@ def test_ranks_that_cannot_be_replaced_and_traces_without_steps_are_refused():
         with pytest.raises(ValueError, match="--without"):
             what_if(timeline, [CPU], without=ranks)
     timeline.names.append("replay")
-    with pytest.raises(ValueError, match="--no-graph"):
+    with pytest.raises(ValueError, match="--device cuda:graph=false"):
         Replay(timeline)
     timeline = record(work_of(axes={"data": 2}), FAST)
     timeline.names[timeline.name_id("step")] = "evaluation"

@@ -186,7 +186,7 @@ def test_traces_of_which_nothing_can_be_shown_say_why(tmp_path):
     found = sections_of(read_runs([write_folder(tmp_path / "without")]))
     absent = {section.name: section.absent for section in found if section.empty}
     for name in ("steps", "timeline", "layers", "messages", "memory"):
-        assert "--trace FOLDER --trace-steps 10:20" in absent[name]
+        assert "--trace FOLDER:steps=10:20" in absent[name]
     run = traced(tmp_path, ranks=1)
     assert messages([run]).absent == "the traces are those of one rank"
     assert not timeline([run]).empty

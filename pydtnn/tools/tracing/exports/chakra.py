@@ -65,7 +65,8 @@ def to_nodes(timeline: Timeline) -> tuple[list[list[ChakraNode]], dict[str, list
     if not len(steps) or "replay" in timeline.names:
         raise ValueError(
             "trace export: expected a trace with the calls of training steps, got none that all "
-            "ranks have recorded, or CUDA graphs; record several steps, with --no-graph"
+            "ranks have recorded, or CUDA graphs; record several steps, without "
+            "graphs (--device cuda:graph=false)"
         )
     taken = steps.stop.max(axis=1) - steps.start.min(axis=1)
     step = int(np.argsort(taken, kind="stable")[len(steps) // 2])

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
-from pydtnn.comm.monitor.links import addresses, listen
+from pydtnn.comm.monitor.links import Lines, addresses, line, listen
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, LOST_STATUS, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
@@ -86,7 +86,7 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
     slots[place].clear(comm.rank, DEFAULT_TIMEOUT_S)
     slots[place].words[SURVIVES] = survives()  # until it is known whether the run does
     if connection is not None:
-        _wait(connection)
+        _wait(connection.socket)
     comm.barrier()
     if folder is not None and comm.local_rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
@@ -238,7 +238,7 @@ def _listen(folder: str) -> socket.socket | None:
     return listener
 
 
-def _connect(folder: str, rank: int) -> socket.socket | None:
+def _connect(folder: str, rank: int) -> Lines | None:
     """Connect to the socket in the folder, if there is one, and send the number of the rank.
 
     With MPICH's launcher, the connection to it is sent along: see `RankConnection.receive`.
@@ -247,11 +247,11 @@ def _connect(folder: str, rank: int) -> socket.socket | None:
     launcher = [int(text) for text in (os.environ.get("PMI_FD", ""),) if text.isdecimal()]
     try:
         connection.connect(os.path.join(folder, _SOCKET))
-        socket.send_fds(connection, [b"%d\n" % rank], launcher)
+        socket.send_fds(connection, [line("rank", rank)], launcher)
     except OSError:
         connection.close()
         return None
-    return connection
+    return Lines(connection)
 
 
 def _wait(connection: socket.socket) -> None:

@@ -11,21 +11,21 @@ import contextlib
 import os
 import select
 import signal as signals
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import thread as _pool
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.monitor.flight import write_flight
+from pydtnn.comm.monitor.links import Lines
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S, TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import condition_of
-from pydtnn.comm.monitor.ranks import LEAVING, READY, is_first
+from pydtnn.comm.monitor.ranks import is_first
 from pydtnn.comm.monitor.slots import (
     BEATS,
     CALL,
@@ -299,9 +299,6 @@ MAX_SILENCE_S = {"has ended": 2.0, "stopped": 4.0, "": 30.0}
 """Seconds without a sign of the process after which it is lost: if it has ended (it also ends when
 a rank has failed, and then the run does), if the system says why it does not run, and if not."""
 
-NUMBERS = {"stacks": 1, "finish": 1, "finished": 0, "end": 1, "freeze": 0, "last": 3}
-"""Messages of the process, and how many numbers follow."""
-
 
 def supervise_alone() -> Supervision:
     """Return the supervision of a rank without others, in memory of its own."""
@@ -321,7 +318,7 @@ class Supervision:
         Number of this rank's slot.
     host : str
         Name of the host.
-    connection : socket, optional
+    connection : Lines, optional
         None if the process could not be started.
     file : int, optional
         See `pydtnn.comm.monitor.ranks.is_first`.
@@ -346,7 +343,7 @@ class Supervision:
         slots: Sequence[Slot],
         place: int = 0,
         host: str = "",
-        connection: socket.socket | None = None,
+        connection: Lines | None = None,
         file: int | None = None,
         *,
         alone: bool = False,
@@ -414,8 +411,7 @@ class Supervision:
         """Unregister this rank, so that its end is expected."""
         self._left = True
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # the process may have been killed
-                self._connection.sendall(LEAVING)
+            self._connection.send("left")
             self._connection = None
 
     # -- what is written before the end -----------------------------------------------------------
@@ -500,18 +496,14 @@ class Supervision:
     # -- messages ---------------------------------------------------------------------------------
 
     def _request(self, signal: int) -> bool:
-        return self._send(f"signal {signal}")
+        return self._send("signal", signal)
 
-    def _send(self, line: str) -> bool:
-        """Send a line to the process; return whether that is possible."""
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.sendall(f"{line}\n".encode())
-                return True
-        return False
+    def _send(self, name: str, number: int = 0) -> bool:
+        """Send a message to the process; return whether that is possible."""
+        return self._connection is not None and self._connection.send(name, self.slot.rank, number)
 
     def _listen(self) -> None:
-        connection, begun, poll = self._connection, b"", select.poll()
+        connection, poll = self._connection, select.poll()
         if connection is not None:
             poll.register(connection, select.POLLIN)
         before = time.monotonic()
@@ -519,39 +511,30 @@ class Supervision:
             if connection is None:
                 time.sleep(INTERVAL_S)
             elif poll.poll(1000 * INTERVAL_S):
-                data = b""
-                with contextlib.suppress(OSError):
-                    data = connection.recv(1 << 12)
-                if not data:
+                for name, facts in connection.receive():
+                    self._obey(name, facts)
+                if connection.closed:
                     connection = None
                     self.last_step.abandon()  # the process has ended, as a rank has
-                *lines, begun = (begun + data.lstrip(READY)).split(b"\n")
-                for line in lines:
-                    what, *words = line.decode(errors="replace").split() or [""]
-                    with contextlib.suppress(ValueError):
-                        numbers = [int(word) for word in words]
-                        if len(numbers) == NUMBERS.get(what):
-                            self._obey(what, numbers)
             now = time.monotonic()
             if now > before + INTERVAL_S / 2:
                 # No time passes while this process is stopped, as with the whole job.
                 self._watch(min(now - before, 2 * INTERVAL_S), ended=connection is None)
                 before = now
 
-    def _obey(self, what: str, numbers: list[int]) -> None:
-        if what == "stacks":
-            self.slot.show(numbers[0], stacks())
-        elif what == "finish":
-            self.slot.show(numbers[0], self.finish())
-        elif what == "finished":
+    def _obey(self, name: str, facts: list[Any]) -> None:
+        if name == "answer":
+            what, request = facts
+            self.slot.show(request, stacks() if what == "stacks" else self.finish())
+        elif name == "finished":
             self._finished.set()
-        elif what == "end":
+        elif name == "end":
             self._ending = True
-            self._end(numbers[0], "")
-        elif what == "freeze":
-            self._send(f"begun {self.last_step.hold()}")
-        elif what == "last":
-            last = Last(*numbers)
+            self._end(facts[0], "")
+        elif name == "freeze":
+            self._send("begun", self.last_step.hold())
+        elif name == "last":
+            last = Last(*facts)
             self.last_step.decide(last)
             if last.step < 0 and last.rank == self.slot.rank:
                 self._end_by_signal(last.signal)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pydtnn.comm import supervision as module
+from pydtnn.comm.monitor.links import Lines, line
 from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import MONITOR, SLOT, Slot
@@ -41,7 +42,7 @@ class Rank:
         self.ends: list[tuple[int, str]] = []
         self.monitor, own = socket.socketpair()
         self._own = own
-        self.supervision = Supervision(self.slots, 0, "here", own if connected else None)
+        self.supervision = Supervision(self.slots, 0, "here", Lines(own) if connected else None)
         self.supervision.connect(
             lambda code, reason: self.ends.append((code, reason)),
             lambda number: None,
@@ -150,7 +151,7 @@ def test_a_folder_of_flight_records_is_absolute(rank, tmp_path):
 
 
 def test_what_is_no_message_is_ignored(rank):
-    lines = b"\n\nend\nend x\nstacks 1 2\nlast 1 2\n\xff 1\nnothing\nend 1e3\n"
-    rank.monitor.sendall(lines + b"end 7\n")
+    lines = b'\n\n["end"]\nend 1\n["answer", 1]\n["last", 1, 2]\n\xff 1\n[]\n["end", 1e3]\n'
+    rank.monitor.sendall(lines + line("end", 7))
     wait_for(lambda: rank.ends)
     assert rank.ends == [(7, "")]

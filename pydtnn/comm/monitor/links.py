@@ -1,8 +1,9 @@
-"""Messages between the monitor processes of several hosts: lines of JSON over TCP.
+"""Messages between ranks and the monitor process of their host, and between those of hosts.
 
-The process of the first host listens, those of the other hosts connect to it. Both sides begin with
-their half of the run's token; a connection that begins with anything else is closed. What follows
-is checked as well (`check_message`), so that no message ends a process.
+A message is a line with a JSON list: its name, and what `MESSAGES` says. Other lines are ignored,
+so that none ends a process. Ranks connect to their process by a local socket. The processes of
+other hosts connect to that of the first one by TCP, and both sides begin with their half of the
+run's token; a connection that begins with anything else is closed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import socket
 import struct
-import time
 from collections import Counter
 from collections.abc import Sequence
 from hmac import compare_digest
@@ -28,15 +27,30 @@ MAX_GREETING_BYTES = 256
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest message, in B."""
 
-NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 1, "finish": 0, "flight": 0}
-"""Messages of ranks, and how many numbers follow."""
+OF_RANK = dict.fromkeys(
+    ("table", "signal", "begun", "finish", "flight", "failed", "expired"), (int, int)
+)
+"""Messages of a rank, or about it, with its number, and one more."""
 
-LINES = ("stacks", "finish", "flight")
-"""Lines of requests for what the ranks do and answer; with "flight" there is no answer."""
+MESSAGES: dict[str, tuple[type, ...]] = {
+    **OF_RANK,
+    "rank": (int,),  # the first message of a rank
+    "left": (),  # and the last one, if it ends normally
+    "ready": (),
+    "freeze": (),
+    "last": (int, int, int),  # step, signal, rank
+    "finished": (),
+    "end": (int,),  # status
+    "exclude": (int,),  # rank
+    "answer": (str, int),  # "stacks", "finish" or "flight", and the number of the request
+    "rows": (int, list, str),  # the number of the request, rows and texts
+}
+"""Messages, and the types of what follows their names."""
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
-Message = dict[str, Any]
+Message = tuple[str, list[Any]]
+"""The name of a message, and what follows."""
 
 
 def addresses() -> list[str]:
@@ -87,7 +101,89 @@ def connect(address: str, port: int, token: str, host: int) -> HostLink | None:
     return None
 
 
-class HostLink:
+def line(name: str, *facts: object) -> bytes:
+    """Return a message as it is sent."""
+    return json.dumps([name, *facts]).encode() + b"\n"
+
+
+def parse(text: bytes | bytearray) -> Message | None:
+    """Return the message in a line; None if it is none. Integers are at least -1 and of 32 bits."""
+    try:
+        name, *facts = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    types = MESSAGES.get(name) if isinstance(name, str) else None
+    integers = [fact for fact in facts if type(fact) is int]
+    fits = types == tuple(map(type, facts)) and all(-1 <= one < 1 << 31 for one in integers)
+    return (name, facts) if fits else None
+
+
+class Lines:
+    """A socket by which messages are sent and received.
+
+    Parameters
+    ----------
+    connection : socket
+
+    Attributes
+    ----------
+    closed : bool
+        Whether the other side has closed it, or a message could not be sent.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.closed = connection, False
+        self._begun = bytearray()
+
+    def fileno(self) -> int:
+        """Return the number of the socket."""
+        return self.socket.fileno()
+
+    def send(self, name: str, *facts: object) -> bool:
+        """Send a message; return whether that is possible."""
+        return self._send(line(name, *facts))
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have arrived; to be called if the socket is readable."""
+        return [message for text in self._lines() if (message := parse(text)) is not None]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.closed = True
+        self.socket.close()
+
+    @property
+    def _longest(self) -> int:
+        return MAX_MESSAGE_BYTES
+
+    def _send(self, data: bytes) -> bool:
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            self.closed = True
+        return not self.closed
+
+    def _data(self, length: int) -> bytes:
+        return self.socket.recv(length)
+
+    def _lines(self) -> list[bytearray]:
+        try:
+            data = self._data(min(self._longest - len(self._begun), 1 << 16))
+        except TimeoutError:
+            return []
+        except OSError:
+            data = b""
+        self.closed = self.closed or not data
+        self._begun += data
+        if b"\n" in data:
+            *lines, self._begun = self._begun.split(b"\n")
+            return lines
+        if len(self._begun) >= self._longest:
+            self.close()
+        return []
+
+
+class HostLink(Lines):
     """A connection to the process of another host.
 
     Parameters
@@ -103,120 +199,31 @@ class HostLink:
     ----------
     known : bool
         Whether the other side has sent its half of the token.
-    since : float
-        When the connection was made.
     """
 
     def __init__(self, connection: socket.socket, token: str, host: int = -1) -> None:
+        super().__init__(connection)
         connection.settimeout(LINK_TIMEOUT_S)
-        self._socket = connection
-        self._token = token
-        self._begun = bytearray()
-        self._connects = host >= 0
-        self.host = host
-        self.known = self.closed = False
-        self.since = time.monotonic()
-
-    def fileno(self) -> int:
-        """Return the number of the socket."""
-        return self._socket.fileno()
+        halves = token[: len(token) // 2], token[len(token) // 2 :]
+        self._half, self._expected = halves if host >= 0 else halves[::-1]
+        self.host, self.known = host, False
 
     def greet(self, host: int = 0) -> None:
         """Send this side's half of the token, and the number of this host."""
-        self._send(f"{self._half(self._connects)} {host}\n".encode())
+        self._send(f"{self._half} {host}\n".encode())
 
-    def tell(self, message: Message) -> bool:
-        """Send a message; return whether the connection is open."""
-        return self._send(json.dumps(message).encode() + b"\n")
+    @property
+    def _longest(self) -> int:
+        return MAX_MESSAGE_BYTES if self.known else MAX_GREETING_BYTES
 
-    def heard(self) -> list[Message]:
-        """Return the messages that have arrived; to be called if the socket is readable.
-
-        Lines that are no messages are left out.
-        """
-        longest = MAX_MESSAGE_BYTES if self.known else MAX_GREETING_BYTES - len(self._begun)
-        try:
-            data = self._socket.recv(min(longest, 1 << 16))
-        except TimeoutError:
-            return []
-        except OSError:
-            data = b""
-        self.closed = self.closed or not data
-        self._begun += data
-        if b"\n" not in data:
-            if len(self._begun) >= (MAX_MESSAGE_BYTES if self.known else MAX_GREETING_BYTES):
+    def _lines(self) -> list[bytearray]:
+        lines = super()._lines()
+        if lines and not self.known:
+            half, _, host = bytes(lines.pop(0)).partition(b" ")
+            same = compare_digest(half, self._expected.encode())
+            self.known = same and host.isdigit() and len(host) < 10
+            if not self.known:
                 self.close()
-            return []
-        *lines, begun = self._begun.split(b"\n")
-        self._begun = bytearray(begun)
-        if not self.known and not self._accept(bytes(lines.pop(0))):
-            self.close()
-            return []
-        return [message for line in lines if (message := check_message(line)) is not None]
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.closed = True
-        self._socket.close()
-
-    def _send(self, data: bytes) -> bool:
-        try:
-            self._socket.sendall(data)
-        except OSError:
-            self.closed = True
-        return not self.closed
-
-    def _half(self, first: bool) -> str:
-        middle = len(self._token) // 2
-        return self._token[:middle] if first else self._token[middle:]
-
-    def _accept(self, line: bytes) -> bool:
-        """Check the first line of the other side."""
-        half, _, host = line.partition(b" ")
-        self.known = compare_digest(half, self._half(not self._connects).encode())
-        self.known = self.known and host.isdigit() and len(host) < 10
-        if self.known and not self._connects:
-            self.host = int(host)
-        return self.known
-
-
-def check_message(line: bytes | bytearray) -> Message | None:
-    """Return the message of another host, with entries of the right types; None if it is none.
-
-    A message has the entry "what"; those of `NUMBERS` also "rank" and "numbers", the others "line",
-    "status", "rank", "request", "rows" and "stacks" as they need them.
-    """
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    what = message.get("what") if isinstance(message, dict) else None
-    if not isinstance(what, str):
-        return None
-    if what in NUMBERS:
-        numbers = message.get("numbers")
-        fits = isinstance(numbers, list) and len(numbers) == NUMBERS[what]
-        return message if fits and all(map(is_count, [*numbers, message.get("rank")])) else None
-    expected = {
-        "expired": True,
-        "end": is_count(message.get("status")),
-        "exclude": is_count(message.get("rank")),
-        "tell": isinstance(message.get("line"), str) and "\n" not in message["line"],
-        "rows?": message.get("line") in LINES and is_count(message.get("request")),
-        "rows": isinstance(message.get("rows"), list)
-        and isinstance(message.get("stacks"), str)
-        and is_count(message.get("request")),
-    }
-    return message if expected.get(what, False) else None
-
-
-def is_count(value: object) -> bool:
-    """Return whether a value is an integer of at least -1 that fits into 32 bits."""
-    return type(value) is int and -1 <= value < 1 << 31
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number of at most 64 bits."""
-    if type(value) is int:
-        return abs(value) < 1 << 63
-    return type(value) is float and math.isfinite(value)
+                return []
+            self.host = int(host) if self.host < 0 else self.host
+        return lines

@@ -1,4 +1,4 @@
-"""The monitor process of a host: deadlines, the table of ranks, and the last step."""
+"""The monitor process of a host: deadlines, the table of ranks, and the end of a run."""
 
 from __future__ import annotations
 
@@ -7,85 +7,21 @@ import json
 import math
 import mmap
 import os
-import re
 import select
 import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
 
 from pydtnn.comm.monitor.flight import remove_stale, write_flight
-from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, HostLink, Message, connect, is_count
+from pydtnn.comm.monitor.links import OF_RANK, HostLink, Message, connect
 from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
+from pydtnn.comm.monitor.state import FAILED, LEFT, LOST, LastStepVote, RunState
 from pydtnn.comm.monitor.table import RankRow, Watched, awaited_ranks, names, sentence, table
 from pydtnn.utils.errors import printable
-
-SETTLED_S = 20.0
-"""Seconds after a decision in which requests are part of it: ranks may not have received it yet."""
-
-
-class LastStepVote:
-    """Agreement of the ranks on the last step of a run that a signal ends.
-
-    Ranks send no message for it while they train. When a rank is signalled, the process that
-    watches the first host asks every rank how many steps it has begun, and none begins another
-    until all have answered; the largest number is the last step. No rank has then begun a later
-    one, and none waits for another in an earlier one.
-
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks.
-    tell : callable
-        Sends a line to every rank.
-    """
-
-    def __init__(self, ranks: int, tell: Callable[[str], None]) -> None:
-        self._ranks, self._tell = ranks, tell
-        self._request: tuple[int, int] | None = None  # signal, rank
-        self._begun: dict[int, int] = {}
-        self._settled_at = 0.0
-
-    def lose(self, rank: int) -> None:
-        """Agree without a rank, which has failed."""
-        self._ranks -= 1
-        self._begun.pop(rank, None)
-        self._decide_if_complete()
-
-    def request(self, signal: int, rank: int) -> None:
-        """End the run, as a rank has received a signal; later ones are part of the same request."""
-        if self._request is None and time.monotonic() > self._settled_at:
-            self._request = signal, rank
-            self._tell("freeze")
-
-    def give_up(self) -> None:
-        """End the run at once if it is to end: not all ranks can answer."""
-        if self._request is not None:
-            self._decide(-1)
-
-    def answer(self, rank: int, begun: int) -> None:
-        """Store how many steps a rank has begun; -1 if it is not in training."""
-        if self._request is None:
-            return
-        self._begun[rank] = begun
-        self._decide_if_complete()
-
-    def _decide_if_complete(self) -> None:
-        if self._request is not None and len(self._begun) == self._ranks:
-            steps = self._begun.values()
-            self._decide(max(steps) if min(steps) >= 0 else -1)
-
-    def _decide(self, step: int) -> None:
-        assert self._request is not None
-        signal, first = self._request
-        self._settled_at = time.monotonic() + SETTLED_S if step >= 0 else 0.0
-        self._request = None
-        self._begun.clear()
-        self._tell(f"last {step} {signal} {first}")
-
 
 TIMEOUT_STATUS = 75
 """Exit status of a run in which a wait has passed its deadline (EX_TEMPFAIL of sysexits.h)."""
@@ -93,14 +29,20 @@ TIMEOUT_STATUS = 75
 LOST_STATUS = 75
 """Exit status of a run that has lost a rank, which may be started again, too."""
 
-STACKS_TIMEOUT_S = 5.0
-"""Seconds to wait for the Python stacks of the ranks of a host: several where cores are few."""
+FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S = 30.0, 5.0
+"""Seconds to wait for what ranks write before they are ended, such as traces, and for the flight
+records of other hosts."""
 
-ROWS_TIMEOUT_S = 8.0
-"""Seconds to wait for the rows of other hosts."""
+ANSWER_TIMEOUT_S = {
+    "stacks": (5.0, 8.0),
+    "finish": (FINISH_TIMEOUT_S, FINISH_TIMEOUT_S),
+    "flight": (0.0, FLIGHT_TIMEOUT_S),
+}
+"""Seconds to wait for what the ranks of a host answer, several where cores are few, and for what
+other hosts do."""
 
-FINISH_TIMEOUT_S = 30.0
-"""Seconds to wait for what ranks write before they are ended, such as traces."""
+FIRST_SILENT_S = 16.0
+"""Seconds after which the process of the first host does not answer, twice those for the rows."""
 
 SAME_REQUEST_S = 4.0
 """Seconds in which requests for the table are the same one, sent to every process of the job."""
@@ -110,9 +52,6 @@ MAX_UNKNOWN_CONNECTIONS = 16
 
 SURVIVED_S = 1.0
 """Seconds from the failure of a rank to the flight records, in which the others recover."""
-
-FLIGHT_TIMEOUT_S = 5.0
-"""Seconds to wait for the flight records of other hosts."""
 
 FORWARDING_S = 0.3
 """Seconds for the launcher to forward the table, as the end of the ranks may overtake its pipes."""
@@ -207,6 +146,7 @@ class HostMonitor:
     ) -> None:
         self._facts, self._slots, self._end_report = facts, slots, end_report
         self._poll, self._connections = poll, connections
+        self._run = RunState(facts.ranks)
         self._watched = Watched(slots, facts.names[str(facts.host)])
         self._links: dict[int, HostLink] = {}
         self._listener = listener
@@ -219,9 +159,9 @@ class HostMonitor:
         self._later: tuple[float, Sequence[RankRow], str] | None = None
         self._why = "the end of the run"  # what the first host knows better
         self._last = LastStepVote(len(facts.hosts), self._tell_all)
-        self._lost: set[int] = set()  # ranks that have failed, without which others continue
+        self._lost: set[int] = set()  # ranks of all hosts without which others continue
         self._excluded_at = -math.inf
-        self._claimed_at = math.inf
+        self._reported_at = math.inf
 
         if listener is not None:
             poll.register(listener, select.EPOLLIN)
@@ -265,21 +205,23 @@ class HostMonitor:
         elif number in self._links:
             self._read(self._links[number])
         elif number in self._connections:
-            self._connections[number].receive(self._poll)
+            self._connections[number].read(self._poll)
             self._read_rank(self._connections[number])
 
     def _read_rank(self, one: RankConnection) -> None:
         """Handle the messages of a rank of this host, and its end."""
-        lines, one.lines = one.lines, []
-        for line in lines:
-            self.heard(one.rank, line)
-        if one.ended:
+        messages, one.messages = one.messages, []
+        for name, facts in messages:
+            if name in OF_RANK:
+                self.heard(one.rank, name, facts[1])
+        if one.closed:
             del self._connections[one.fileno()]
             with contextlib.suppress(OSError):
                 self._poll.unregister(one)
-            one.socket.close()
+            one.close()
             if one.left:
                 self._slot(one.rank).close()
+                self._run.end_of(one.rank, LEFT)
             else:
                 self.failed(one.rank)
 
@@ -297,14 +239,18 @@ class HostMonitor:
         Unless they survive, all other ranks are ended, by the rank that has reported an error if
         there is one, and by this process if it fails to. None survives an error that is reported.
         """
-        failed: Message = {"what": "failed", "rank": rank, "numbers": [0]}
-        if self._survives and not self._end_report.claimed:
+        if self._end_report.claimed:
+            self._run.on("reported")
+        actions = self._run.end_of(rank, LOST if self._survives else FAILED)
+        if "go on" in actions:
             rows = self._watched.look(time.monotonic())  # with this rank
             self._later = time.monotonic() + SURVIVED_S, rows, f"rank {rank} has failed"
             self._slot(rank).fail()
-            if self._first is None or not self._first.tell(failed):
-                self._act(failed)
-            return
+            self.heard(rank, "failed")
+        elif actions:
+            self._end_because_of(rank)
+
+    def _end_because_of(self, rank: int) -> None:
         reported = self._end_report.report(rank)  # first: ranks whose calls of MPI fail wait for it
         if not self._recorded:
             self._record(f"rank {rank} has ended unexpectedly")
@@ -313,20 +259,15 @@ class HostMonitor:
             self._await_end()
         status = 1 if reported else LOST_STATUS
         if self._first is not None:
-            self._first.tell(failed | {"numbers": [1]})
+            self._first.send("failed", rank, 1)
             time.sleep(FORWARDING_S)
             self._end(status)
         self._end_all(status)
 
-    def heard(self, rank: int, line: str) -> None:
-        """Handle a message of a rank of this host."""
-        what, *words = line.split() or [""]
-        numbers = [int(word) for word in words if re.fullmatch(r"-?[0-9]{1,10}", word)]
-        if not len(words) == len(numbers) == NUMBERS.get(what) or not all(map(is_count, numbers)):
-            return
-        message: Message = {"what": what, "rank": rank, "numbers": numbers}
-        if self._first is None or not self._first.tell(message):
-            self._act(message)
+    def heard(self, rank: int, name: str, number: int = 0) -> None:
+        """Handle a message of a rank of this host, or about it."""
+        if self._first is None or not self._first.send(name, rank, number):
+            self._act(name, rank, number)
 
     def look(self) -> None:
         """Look for a wait that has passed its deadline, and for ranks that remain after an error.
@@ -334,16 +275,16 @@ class HostMonitor:
         A thread, a function of `atexit` or a child process may keep a rank.
         """
         self._beat()
-        self._close_strangers(MAX_UNKNOWN_CONNECTIONS, LINK_TIMEOUT_S)
         now = time.monotonic()
         if self._later is not None and now > self._later[0]:
             (_, survived, why), self._later = self._later, None
             self._record(why, survived)
         rows = self._watched.look(now)
         if self._end_report.claimed:
-            self._claimed_at = min(self._claimed_at, now)
+            self._run.on("reported")
+            self._reported_at = min(self._reported_at, now)
             limit = max((row.timeout for row in rows), default=0.0)
-            if 0 < limit < now - self._claimed_at:
+            if 0 < limit < now - self._reported_at and self._run.on("overdue"):
                 here = {one.rank for one in self._connections.values()}
                 left = names([row for row in rows if row.rank in here])
                 _write(f"{left}: not ended {limit:g} s (--timeout) after the error; killed\n")
@@ -356,38 +297,36 @@ class HostMonitor:
             self._expired_at = None
         elif self._first is not None and self._expired_at is None:
             self._expired_at = now
-            if not self._first.tell({"what": "expired"}):
+            if not self._first.send("expired", -1, 0):
                 self._expire()
-        elif self._first is None or now > (self._expired_at or now) + 2 * ROWS_TIMEOUT_S:
+        elif self._first is None or now > (self._expired_at or now) + FIRST_SILENT_S:
             self._expire()
 
     # -- actions ----------------------------------------------------------------------------------
 
-    def _act(self, message: Message) -> None:
-        """Handle a message, on the first host or if that cannot be reached."""
-        what = message["what"]
-        if what == "table":
+    def _act(self, name: str, rank: int, number: int) -> None:
+        """Handle a message of a rank, on the first host or if that cannot be reached."""
+        if name == "table":
             if not self._collecting and time.monotonic() > self._printed_at + SAME_REQUEST_S:
-                self._print("", *self._collect("stacks", STACKS_TIMEOUT_S))
-        elif what == "expired":
-            if not self._collecting:  # otherwise the table is about to be printed
-                self._expire()
-        elif what == "signal":
-            if message["numbers"][0] in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                self._last.request(message["numbers"][0], message["rank"])
+                self._print("", *self._collect("stacks"))
+        elif name == "expired":
+            self._expire()
+        elif name == "signal":
+            if number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                self._last.request(number, rank, time.monotonic())
             linked = {one.host for one in self._links.values() if one.known and not one.closed}
             if self._other_hosts() - linked:
                 self._last.give_up()  # some ranks cannot be reached
-        elif what == "begun":
-            self._last.answer(message["rank"], message["numbers"][0])
-        elif what in ("finish", "flight"):
-            self._why = f"an error of rank {message['rank']}"
-            self._finish(what)
+        elif name == "begun":
+            self._last.answer(rank, number)
+        elif name in ("finish", "flight"):
+            self._why = f"an error of rank {rank}"
+            self._finish(name)
             self._tell_all("finished")
-        elif what == "failed" and not message["numbers"][0]:
-            self._lost.add(message["rank"])
-            self._last.lose(message["rank"])
-        elif what == "failed":
+        elif name == "failed" and not number:
+            self._lost.add(rank)
+            self._last.lose(rank)
+        elif name == "failed":
             self._end_all(LOST_STATUS)
 
     def _other_hosts(self) -> set[int]:
@@ -400,21 +339,24 @@ class HostMonitor:
 
         Ranks that survive continue without those that are late.
         """
-        rows, stacks = self._collect("stacks", STACKS_TIMEOUT_S)
+        if self._collecting:  # the table is about to be printed
+            return
+        rows, stacks = self._collect("stacks")
         if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
             return
-        if self._survives and (excluded := awaited_ranks(rows)):
+        excluded = awaited_ranks(rows) if self._survives else []
+        if excluded:
             self._exclude(rows, excluded)
-            return
-        self._end_report.claim()
-        timeout = max(row.timeout for row in rows)
-        self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
-        self._why = "a wait has passed its deadline"
-        self._finish()
-        if self._slots[0].folder:
-            run = os.path.dirname(self._slots[0].folder)
-            _write(f"see python -m pydtnn trace flight {run}\n")
-        self._end_all(TIMEOUT_STATUS)
+        elif self._run.on("late"):
+            self._end_report.claim()
+            timeout = max(row.timeout for row in rows)
+            self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
+            self._why = "a wait has passed its deadline"
+            self._finish("finish")
+            if self._slots[0].folder:
+                run = os.path.dirname(self._slots[0].folder)
+                _write(f"see python -m pydtnn trace flight {run}\n")
+            self._end_all(TIMEOUT_STATUS)
 
     def _exclude(self, rows: Sequence[RankRow], excluded: Sequence[RankRow]) -> None:
         """Kill ranks that are late, also if they are stopped."""
@@ -427,7 +369,7 @@ class HostMonitor:
         for rank in (row.rank for row in excluded):
             self._kill(rank)
             for link in self._links.values():
-                link.tell({"what": "exclude", "rank": rank})
+                link.send("exclude", rank)
 
     def _kill(self, rank: int) -> None:
         """Kill a rank if it is one of this host."""
@@ -436,14 +378,13 @@ class HostMonitor:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
                     os.kill(_process_of(one.socket), signal.SIGKILL)
 
-    def _finish(self, line: str = "finish") -> None:
+    def _finish(self, line: str) -> None:
         """Have ranks that can run write what they have recorded, and print what they report.
 
         With "flight", only the flight records are written.
         """
         if not self._collecting:
-            seconds = FINISH_TIMEOUT_S if line == "finish" else FLIGHT_TIMEOUT_S
-            _write(self._collect(line, seconds)[1])
+            _write(self._collect(line)[1])
 
     def _record(self, why: str, rows: Sequence[RankRow] = ()) -> None:
         """Write the flight records of the ranks of this host, by default of those that remain."""
@@ -469,15 +410,16 @@ class HostMonitor:
         """End the ranks of all hosts and this process."""
         time.sleep(FORWARDING_S)
         for link in self._links.values():
-            link.tell({"what": "end", "status": status})
+            link.send("end", status)
         self._end(status)
 
     def _end(self, status: int) -> None:
         """End the ranks of this host and this process."""
+        self._run.on("end")
         self._end_report.claim()
         if not self._recorded:
             self._record(self._why)
-        self._tell(f"end {status}")
+        self._tell("end", status)
         self._await_end()
         for one in filter(_is_open, self._connections.values()):
             for kill in (os.kill, os.killpg):  # children hold the connection, too
@@ -493,16 +435,19 @@ class HostMonitor:
             self._beat()
             time.sleep(0.05)
 
-    def _collect(self, line: str, seconds: float) -> tuple[list[RankRow], str]:
-        """Send a line to all ranks; return what they do, and the answers of those that can run."""
+    def _collect(self, line: str) -> tuple[list[RankRow], str]:
+        """Have all ranks answer; return what they do, and the answers of those that can run.
+
+        A line is one of `ANSWER_TIMEOUT_S`.
+        """
         self._answers.clear()
         self._collecting = True
         self._request += 1
         linked = [link for link in self._links.values() if link.host > 0 and self._first is None]
         for link in linked:
-            link.tell({"what": "rows?", "line": line, "request": self._request})
-        rows, texts = self._local(line, seconds)
-        until = time.monotonic() + (ROWS_TIMEOUT_S if line == "stacks" else seconds)
+            link.send("answer", line, self._request)
+        rows, texts = self._local(line)
+        until = time.monotonic() + ANSWER_TIMEOUT_S[line][1]
         while time.monotonic() < until:
             missing = [one for one in linked if not one.closed and one.host not in self._answers]
             if not missing:
@@ -524,37 +469,33 @@ class HostMonitor:
             else:
                 name = self._facts.names[str(host)]
                 silent = "cannot be asked: its host does not answer"
-                ranks = (r for r in self._facts.ranks_of(host) if r not in self._lost)
-                rows += [RankRow(rank, name, problem=silent) for rank in ranks]
+                rows += [RankRow(rank, name, problem=silent) for rank in self._remaining(host)]
         return sorted(rows, key=lambda row: row.rank), texts
 
-    def _local(self, line: str, seconds: float) -> tuple[list[RankRow], str]:
+    def _remaining(self, host: int) -> list[int]:
+        return [rank for rank in self._facts.ranks_of(host) if rank not in self._lost]
+
+    def _local(self, line: str) -> tuple[list[RankRow], str]:
         """Do what `_collect` does for the ranks of this host."""
         self._record("on request" if line == "stacks" else self._why)
         self._recorded = self._recorded or line != "stacks"
-        if line == "flight":
-            return self._watched.look(time.monotonic()), ""
-        self._requests += 1
-        self._tell(f"{line} {self._requests}")
-        until = time.monotonic() + seconds
+        until = time.monotonic() + ANSWER_TIMEOUT_S[line][0]
         rows = self._watched.look(time.monotonic())
+        if line == "flight":
+            return rows, ""
+        self._requests += 1
+        self._tell("answer", line, self._requests)
         waiting = self._watched.running()
         while waiting and time.monotonic() < until:
             self._beat()
             time.sleep(0.02)
             waiting = [p for p in waiting if self._slots[p].shown(self._requests) is None]
-        shown = [self._slot(row.rank).shown(self._requests) for row in rows]
+        shown = [(row, self._slot(row.rank).shown(self._requests)) for row in rows]
         if line != "stacks":
-            return rows, "".join(filter(None, shown))
-        missing = [row for row, text in zip(rows, shown, strict=True) if not text]
-        texts = [
-            f"stack of rank {row.rank}:\n{text}"
-            for row, text in zip(rows, shown, strict=True)
-            if text
-        ]
-        if missing:
-            texts.append(f"no stack of {names(missing)}\n")
-        return rows, "".join(texts)
+            return rows, "".join(text for _, text in shown if text)
+        texts = [f"stack of rank {row.rank}:\n{text}" for row, text in shown if text]
+        missing = [row for row, text in shown if not text]
+        return rows, "".join([*texts, f"no stack of {names(missing)}\n" if missing else ""])
 
     def _beat(self) -> None:
         for slot in self._slots:
@@ -562,29 +503,25 @@ class HostMonitor:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _tell(self, line: str) -> None:
-        """Send a line to the ranks of this host."""
+    def _tell(self, name: str, *facts: object) -> None:
+        """Send a message to the ranks of this host."""
         for one in self._connections.values():
-            one.send(f"{line}\n".encode())
+            one.send(name, *facts)
 
-    def _tell_all(self, line: str) -> None:
-        self._tell(line)
+    def _tell_all(self, name: str, *facts: object) -> None:
+        self._tell(name, *facts)
         for link in self._links.values():
-            link.tell({"what": "tell", "line": line})
+            link.send(name, *facts)
 
     def _add(self, link: HostLink) -> None:
         self._links[link.fileno()] = link
         self._poll.register(link.fileno(), select.EPOLLIN)
 
-    def _close_strangers(self, most: int, seconds: float = 0.0) -> None:
-        """Close the oldest connections without a token, or all that are older than `seconds`."""
+    def _close_strangers(self, most: int) -> None:
+        """Close the oldest connections without a token."""
         strangers = [link for link in self._links.values() if link.host < 0]
-        strangers.sort(key=lambda link: link.since)
-        before = time.monotonic() - seconds if seconds else 0.0
-        for link in strangers:
-            if len(strangers) > most or link.since < before:
-                strangers = strangers[1:]
-                self._drop(link, link.fileno())
+        for link in strangers[: max(len(strangers) - most, 0)]:
+            self._drop(link, link.fileno())
 
     def _drop(self, link: HostLink, number: int) -> None:
         self._links.pop(number, None)
@@ -595,9 +532,13 @@ class HostMonitor:
     def _read(self, link: HostLink) -> None:
         """Handle the messages of another host."""
         number, known = link.fileno(), link.known
-        messages = link.heard()
+        messages = link.receive()
         if link.known and not known and link is not self._first:
-            link.closed = link.closed or not self._admit(link)
+            others = {one.host for one in self._links.values() if one is not link}
+            if link.host == self._facts.host or link.host not in {*self._facts.hosts} - others:
+                link.closed, link.host = True, -1  # no host that is missing
+            else:
+                link.greet()
         for message in messages if link.known and not link.closed else ():
             self._hear(link, message)
         if link.closed:
@@ -607,41 +548,28 @@ class HostMonitor:
             if link is self._first:
                 self._first = None
 
-    def _admit(self, link: HostLink) -> bool:
-        """Answer a process that has sent the token, unless its host is not one that is missing."""
-        others = {one.host for one in self._links.values() if one is not link}
-        if link.host == self._facts.host or link.host not in {*self._facts.hosts} - others:
-            link.host = -1
-            return False
-        link.greet()
-        return True
-
     def _hear(self, link: HostLink, message: Message) -> None:
-        """Handle a message of another host, whose entries have the right types."""
-        what = message["what"]
+        """Handle a message of another host."""
+        name, facts = message
         if link is self._first:
-            if what == "tell":
-                self._tell(message["line"])
-            elif what == "end":
-                self._end(message["status"])
-            elif what == "exclude":
+            if name in ("freeze", "last", "finished"):
+                self._tell(name, *facts)
+            elif name == "end":
+                self._end(*facts)
+            elif name == "exclude":
                 self._excluded_at = time.monotonic()
-                self._kill(message["rank"])
-            elif what == "rows?":
-                line = message["line"]
-                seconds = STACKS_TIMEOUT_S if line == "stacks" else FINISH_TIMEOUT_S
-                rows, texts = self._local(line, seconds)
-                answer = {"rows": [row.to_json() for row in rows], "stacks": texts}
-                link.tell({"what": "rows", "request": message["request"], **answer})
-        elif what == "rows":
-            with contextlib.suppress(ValueError):
-                rows = [RankRow.from_json(row) for row in message["rows"]]
-                remaining = [r for r in self._facts.ranks_of(link.host) if r not in self._lost]
-                complete = [row.rank for row in rows] == remaining
-                if complete and message["request"] == self._request:  # not of an earlier one
-                    self._answers[link.host] = rows, message["stacks"]
-        elif what == "expired" or message.get("rank") in self._facts.ranks_of(link.host):
-            self._act(message)
+                self._kill(*facts)
+            elif name == "answer" and facts[0] in ANSWER_TIMEOUT_S:
+                rows, texts = self._local(facts[0])
+                link.send("rows", facts[1], [*map(astuple, rows)], texts)
+        elif name == "rows":
+            with contextlib.suppress(TypeError, ValueError):
+                rows = [RankRow.from_json(row) for row in facts[1]]
+                complete = [row.rank for row in rows] == self._remaining(link.host)
+                if complete and facts[0] == self._request:  # not of an earlier one
+                    self._answers[link.host] = rows, facts[2]
+        elif name == "expired" or (name in OF_RANK and facts[0] in self._facts.ranks_of(link.host)):
+            self._act(name, *facts)
 
 
 def _write(text: str) -> None:

@@ -21,12 +21,10 @@ import select
 import socket
 import time
 
-LEAVING = b"."
-"""Last message of a rank that ends normally; the first one is its number and a line feed."""
+from pydtnn.comm.monitor.links import Lines, Message, line
 
-READY = b"!"
+READY = line("ready")
 """Message to every rank once all of them are watched."""
-
 
 COUNTERS = "/proc/vmstat"
 """File with the event counters of Linux."""
@@ -36,9 +34,6 @@ RECENT_KILL_S = 30.0
 
 INTERVAL_S = 0.5
 """Seconds between two looks at what the ranks are doing."""
-
-MAX_LINE_BYTES = 1 << 10
-"""Longest message of a rank, in B."""
 
 CRASHED = "it crashed, was killed or called os._exit"
 """Why a rank has ended, if nothing else is known."""
@@ -165,7 +160,7 @@ read, as ranks that are killed by the launcher follow the cause. Without EPOLLET
 message has been reported stays in the queue until the next call, and its end comes first there."""
 
 
-class RankConnection:
+class RankConnection(Lines):
     """The connection of a rank to this process; the system closes it however the rank ends.
 
     Parameters
@@ -176,49 +171,45 @@ class RankConnection:
     ----------
     rank : int
         -1 until its first message.
-    lines : list of str
-        Messages that have arrived, to be removed by their reader.
-    ended, left : bool
-        Whether the rank has ended, and whether it has announced that.
+    messages : list of Message
+        Those that have arrived, to be removed by their reader.
+    left : bool
+        Whether the rank has announced its end.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.rank = -1
-        self.lines: list[str] = []
-        self.ended = self.left = False
-        self._begun = b""
+        super().__init__(connection)
+        self.rank, self.left = -1, False
+        self.messages: list[Message] = []
         self._files: list[int] = []
 
-    def fileno(self) -> int:
-        """Return the number of the socket."""
-        return self.socket.fileno()
+    def _data(self, length: int) -> bytes:
+        data, files, _, _ = socket.recv_fds(self.socket, length, 4)
+        self._files += files
+        return data
 
-    def receive(self, poll: select.epoll) -> None:
+    def read(self, poll: select.epoll) -> None:
         """Receive what the rank has sent; to be called if an object of `EDGES` reports the socket.
 
         Files that come with it are kept open. The connection of a rank to its launcher is one:
         MPICH's kills the other ranks as soon as that is closed, and returns status 0 where the rank
         has exited with 0. With the connection open, this process ends them first, with status 1.
         """
-        data = b""
-        with contextlib.suppress(ConnectionResetError):  # it ended before it had read `READY`
-            data, files, _, _ = socket.recv_fds(self.socket, 1 << 12, 4)
-            self._files += files
-        if not data:
-            self.ended, self.left = True, self._begun == LEAVING
-            return
-        *lines, begun = (self._begun + data).split(b"\n")
-        self._begun = begun[:MAX_LINE_BYTES]
-        if self.rank < 0 and lines:
-            self.rank = int(lines.pop(0))
-        self.lines += [line.decode(errors="replace") for line in lines]
-        poll.modify(self, EDGES)  # if there is more, such as the end, it is reported next
+        for name, facts in self.receive():
+            if name == "rank":
+                self.rank = facts[0]
+            elif name == "left":
+                self.left = True
+            else:
+                self.messages.append((name, facts))
+        if not self.closed:
+            poll.modify(self, EDGES)  # if there is more, such as the end, it is reported next
 
-    def send(self, data: bytes) -> None:
+    def send(self, name: str, *facts: object) -> bool:
         """Send a message, unless the rank has ended or does not read."""
         with contextlib.suppress(OSError):
-            self.socket.send(data, socket.MSG_DONTWAIT)
+            self.socket.send(line(name, *facts), socket.MSG_DONTWAIT)
+        return not self.closed
 
 
 class EndedEarlyError(Exception):
@@ -290,8 +281,8 @@ def accept_ranks(
                     raise EndedEarlyError(rank)
             else:
                 one = connections[number]
-                one.receive(poll)
-                if one.ended:
+                one.read(poll)
+                if one.closed:
                     poll.unregister(number)
                     if not one.left:
                         raise EndedEarlyError(one.rank)
@@ -302,7 +293,7 @@ def accept_ranks(
         with contextlib.suppress(OSError):  # it has sent the facts
             poll.unregister(starter)
     for one in connections.values():
-        one.send(READY)
+        one.send("ready")
     return connections
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import astuple, dataclass
+from typing import TypeVar
 
-from pydtnn.comm.monitor.links import is_number
 from pydtnn.comm.monitor.processes import Condition, condition_of
 from pydtnn.comm.monitor.slots import ENDED, PID, Content, Doing, Slot
 from pydtnn.utils.observer import Kind
@@ -74,30 +73,21 @@ class RankRow:
         """Whether it cannot run until a signal continues it."""
         return self.problem.startswith("stopped")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: object) -> RankRow:
-        """Return the row with these fields.
+        """Return the row with these values, of the types that `astuple` returns.
 
         Raises
         ------
         ValueError
-            If they are not what `to_json` returns.
+            If they are others.
         """
-        default = asdict(cls(0, ""))
-        if not isinstance(values, dict) or values.keys() != default.keys():
-            raise ValueError("a row has other fields")
-        for name, value in values.items():
-            kind = type(default[name])
-            fits = is_number(value) if kind in (int, float) else isinstance(value, kind)
-            if kind is tuple:
-                fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
-            if not fits or (kind is int and type(value) is not int):
-                raise ValueError(f"a row has {value!r:.100} as {name}")
-        return cls(**{**values, "threads": tuple(values["threads"])})
+        given = values if isinstance(values, list) else []
+        types = [type(value) for value in (*astuple(cls(0, ""))[:-1], [])]
+        if [type(value) for value in given] != types or {*map(type, given[-1])} - {str}:
+            raise ValueError("a row has other values")
+        given[-1] = tuple(given[-1])
+        return cls(*given)
 
 
 def describe(stack: Sequence[Doing]) -> str:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from pydtnn.comm import supervision as of_rank
-from pydtnn.comm.monitor.monitor import LastStepVote
+from pydtnn.comm.monitor.state import SETTLED_S, LastStepVote
 from pydtnn.comm.supervision import Last
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun():
-    told: list[str] = []
-    agreement = LastStepVote(3, told.append)
-    agreement.request(15, 2)
-    agreement.request(2, 0)  # part of the same request
-    assert told == ["freeze"]
+    told: list[tuple[object, ...]] = []
+    agreement = LastStepVote(3, lambda *message: told.append(message))
+    agreement.request(15, 2, 100.0)
+    agreement.request(2, 0, 100.0)  # part of the same request
+    assert told == [("freeze",)]
     for rank, begun in enumerate((7, 9, 8)):
         agreement.answer(rank, begun)
-    assert told == ["freeze", "last 9 15 2"]
-    agreement.request(15, 1)  # sent before rank 1 knew; another rank has reached the last step
-    assert told == ["freeze", "last 9 15 2"]
+    assert told == [("freeze",), ("last", 9, 15, 2)]
+    agreement.request(15, 1, 101.0)  # sent before rank 1 knew; another rank is at the last step
+    assert told == [("freeze",), ("last", 9, 15, 2)]
+    agreement.request(15, 1, 101.0 + SETTLED_S)  # another training
+    assert told[2:] == [("freeze",)]
 
 
 def test_the_run_ends_at_once_if_a_rank_is_not_in_training():
-    told: list[str] = []
-    agreement = LastStepVote(2, told.append)
-    agreement.request(15, 1)
+    told: list[tuple[object, ...]] = []
+    agreement = LastStepVote(2, lambda *message: told.append(message))
+    agreement.request(15, 1, 100.0)
     agreement.answer(0, 4)
     agreement.answer(1, -1)
-    assert told[-1] == "last -1 15 1"
+    assert told[-1] == ("last", -1, 15, 1)
 
 
 def test_without_other_ranks_the_step_in_progress_is_the_last():

@@ -12,16 +12,18 @@ from pydtnn.comm.monitor.links import (
     MAX_GREETING_BYTES,
     MAX_MESSAGE_BYTES,
     HostLink,
+    Message,
     addresses,
-    check_message,
     connect,
+    line,
     listen,
+    parse,
 )
 from tests.each import each
 
 TOKEN = "a" * 32 + "b" * 32
 FIRST_HALF = TOKEN[:32].encode()
-SAID = {"what": "signal", "rank": 4, "numbers": [15]}
+SAID = ("signal", [4, 15])
 
 
 @pytest.fixture
@@ -34,22 +36,22 @@ def test_messages_arrive_whole_and_in_order(listener):
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
     second = HostLink(listener.accept()[0], TOKEN)
-    sent = [{"what": "tell", "line": "é" * 3000, "number": number} for number in range(3)]
-    assert all(first.tell(message) for message in sent)
-    heard: list[dict[str, object]] = []
+    sent = [("rows", [number, [[]], "é" * 3000]) for number in range(3)]
+    assert all(first.send(name, *facts) for name, facts in sent)
+    heard: list[Message] = []
     while len(heard) < 3:
-        heard += second.heard()
+        heard += second.receive()
     assert heard == sent
     assert (second.known, second.host) == (True, 4)
     assert not first.known
     second.greet()
-    assert second.tell(SAID)
-    while not (answer := first.heard()):
+    assert second.send(SAID[0], *SAID[1])
+    while not (answer := first.receive()):
         pass
     assert answer == [SAID]
     assert first.known
     first.close()
-    assert second.heard() == []
+    assert second.receive() == []
     assert second.closed
     second.close()
 
@@ -70,7 +72,7 @@ def test_a_connection_that_does_not_begin_with_the_token_is_closed(listener, mes
         link = HostLink(listener.accept()[0], TOKEN)
         stranger.sendall(message)
         while not link.closed:
-            assert link.heard() == []
+            assert link.receive() == []
         assert not link.known
 
 
@@ -78,9 +80,9 @@ def test_the_process_that_connects_also_requires_the_token(listener):
     link = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert link is not None
     with listener.accept()[0] as impostor:
-        impostor.sendall(b"a" * 32 + b" 0\n" + json.dumps({"what": "end", "status": 0}).encode())
+        impostor.sendall(b"a" * 32 + b" 0\n" + line("end", 0))
         while not link.closed:
-            assert link.heard() == []
+            assert link.receive() == []
 
 
 def test_a_message_that_is_too_long_closes_the_connection(listener, monkeypatch):
@@ -89,35 +91,27 @@ def test_a_message_that_is_too_long_closes_the_connection(listener, monkeypatch)
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
     second = HostLink(listener.accept()[0], TOKEN)
-    first._socket.setblocking(False)
+    first.socket.setblocking(False)
     while not second.closed:
-        first._socket.send(b"[" * 1000)
-        assert second.heard() == []
+        first.socket.send(b"[" * 1000)
+        assert second.receive() == []
     first.close()
-
-
-ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
 
 
 @each(
     "message",
     [
         *(b"", b"[" * 60_000, b"\xff", b"1" * 5000, b'{"a":' * 9000),
-        *({}, [], 5, {"what": []}, {"what": "nothing"}),
-        *({**SAID, "numbers": bad} for bad in ([], ["15"], [True], [1 << 40], None)),
-        {**SAID, "rank": 1.0},
-        {"what": "begun", "rank": 1, "numbers": [-2]},
-        {"what": "tell", "line": "freeze\nend 0"},
-        {"what": "end", "status": "0"},
-        {"what": "rows?", "line": "end 0", "request": 1},
-        *({**ROWS, "rows": {}}, {**ROWS, "stacks": None}, {**ROWS, "request": None}),
+        *({}, [], 5, {"signal": 1}, [["signal"], 4, 15], ["nothing"], ["nothing", 4, 15]),
+        *(["signal", 4, *bad] for bad in ([], ["15"], [True], [1 << 40], [None], [15, 1])),
+        *(["signal", 1.0, 15], ["begun", 1, -2], ["end", "0"], ["answer", 1, "stacks"]),
+        *(["rows", 3, {}, ""], ["rows", 3, [], None], ["rows", None, [], ""]),
     ],
 )
 def test_what_has_other_entries_or_is_no_json_is_no_message(message):
-    line = message if isinstance(message, bytes) else json.dumps(message).encode()
-    assert check_message(line) is None
-    for right in (ROWS, SAID):
-        assert check_message(json.dumps(right).encode()) == right
+    assert parse(message if isinstance(message, bytes) else json.dumps(message).encode()) is None
+    for right in (SAID, ("rows", [3, [], ""]), ("left", [])):
+        assert parse(line(right[0], *right[1])) == right
 
 
 def test_a_host_that_does_not_answer_is_not_connected_to(listener):

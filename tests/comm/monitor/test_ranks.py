@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from pydtnn.comm.monitor.links import line
 from pydtnn.comm.monitor.monitor import Facts, HostMonitor
 from pydtnn.comm.monitor.ranks import (
-    READY,
     EndedEarlyError,
     Kills,
     RankConnection,
@@ -40,7 +40,7 @@ def connect(listener: socket.socket) -> Callable[[int], socket.socket]:
     def connect(rank: int) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(listener.getsockname())
-        connection.sendall(b"%d\n" % rank)
+        connection.sendall(line("rank", rank))
         return connection
 
     return connect
@@ -76,30 +76,30 @@ def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watch
 ):
     """Also where one of them has just sent a message."""
     ranks, sent = [connect(rank) for rank in range(3)], []
-    receive, send = RankConnection.receive, RankConnection.send
+    read, send = RankConnection.read, RankConnection.send
 
     def close() -> None:
         for rank in (1, 2, 0):
             ranks[rank].close()
 
-    def send_and_close(self: RankConnection, data: bytes) -> None:
-        send(self, data)
-        sent.append(data)
+    def send_and_close(self: RankConnection, name: str) -> None:
+        send(self, name)
+        sent.append(name)
         if answers and self.rank == 2:
             ranks[2].sendall(b"a message\n")
         if not answers and len(sent) == len(ranks):
             close()
 
-    def receive_and_close(self: RankConnection, poll: select.epoll) -> None:
+    def read_and_close(self: RankConnection, poll: select.epoll) -> None:
         answered = self.rank == 2  # known since its first message
-        receive(self, poll)
+        read(self, poll)
         if answered:
             close()
 
     monkeypatch.setattr(RankConnection, "send", send_and_close)
-    monkeypatch.setattr(RankConnection, "receive", receive_and_close)
+    monkeypatch.setattr(RankConnection, "read", read_and_close)
     assert first_to_end(listener, len(ranks)) == [1]
-    assert sent == [READY] * 3
+    assert sent == ["ready"] * 3
 
 
 def test_kills_for_lack_of_memory_count_for_a_while(tmp_path):

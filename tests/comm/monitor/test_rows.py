@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+import json
+from dataclasses import astuple
+
 import pytest
 
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
-from pydtnn.comm.monitor.table import INTERVAL_S, Watched, describe
+from pydtnn.comm.monitor.table import INTERVAL_S, RankRow, Watched, describe
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 from tests.each import each
@@ -144,5 +146,9 @@ def test_nested_activities_are_described_by_the_innermost(stack, text):
 
 def test_rows_can_be_sent():
     row = Ranks().after(1)[0]
-    assert type(row)(**row.to_json()) == row
-    assert not any(isinstance(value, np.generic) for value in row.to_json().values())
+    values = json.loads(json.dumps(astuple(row)))
+    assert RankRow.from_json(values) == row
+    _, *others = values
+    for bad in (None, [], values[:-1], [*values[:-1], [1]], ["0", *others], [True, *others]):
+        with pytest.raises(ValueError, match="a row has other values"):
+            RankRow.from_json(bad)

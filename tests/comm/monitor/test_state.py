@@ -1,0 +1,118 @@
+"""A model of the states of a run: all sequences of events, and random ones of several ranks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from pydtnn.comm.monitor.state import (
+    FAILED,
+    LEFT,
+    LOST,
+    STARTED,
+    TRANSITIONS,
+    LastStepVote,
+    Phase,
+    RunState,
+)
+from tests.each import each
+
+EVENTS = sorted({event for _, event in TRANSITIONS})
+ENDS = ("report", "end", "table")
+"""Actions that end a run, unless the rank that is reported is killed."""
+
+
+def check_ends_once(begin: Phase, events: tuple[str, ...]) -> None:
+    run, ended = RunState([0, 1], begin), 0
+    for event in events:
+        before = run.phase
+        actions = run.on(event)
+        ends = "kill" not in actions and any(action in ENDS for action in actions)
+        assert ends == (run.phase is Phase.ENDING and before is not Phase.ENDING)
+        ended += ends
+        assert not (actions and before in (Phase.ENDING, Phase.ENDED))
+        assert run.phase.value >= before.value  # no phase comes again
+    assert ended <= 1
+
+
+@each("begin", [*Phase])
+def test_a_run_ends_at_most_once_whatever_is_reported(begin):
+    for events in itertools.product(EVENTS, repeat=4):
+        check_ends_once(begin, events)
+
+
+def test_every_phase_but_the_last_has_an_exit_and_can_be_reached():
+    for phase in [*Phase][:-1]:
+        assert any(before is phase and after is not phase for (before, _), (after, _) in MOVES)
+    reached = {Phase.STARTING, Phase.WATCHED}  # of a process, and of a rank
+    for _ in Phase:
+        reached |= {after for (before, _), (after, _) in MOVES if before in reached}
+    assert reached == {*Phase}
+
+
+MOVES = [*TRANSITIONS.items()]
+
+
+@each("seed", range(20))
+def test_each_rank_ends_once_and_in_one_way(seed):
+    random_ = random.Random(seed)
+    run = RunState(range(4), random_.choice([Phase.RUNNING, Phase.REPORTED]))
+    gone: dict[int, str] = {}
+    for _ in range(40):
+        rank, state = random_.randrange(4), random_.choice([LEFT, LEFT, LOST, FAILED])
+        before, actions = run.phase, run.end_of(rank, state)
+        if rank in gone:  # a rank that has left is never said to have failed, nor a lost one again
+            assert actions == ()
+        elif state != LEFT and before in (Phase.RUNNING, Phase.REPORTED):
+            go_on = state == LOST and before is Phase.RUNNING
+            assert actions == (("go on",) if go_on else ("report", "end"))
+        else:
+            assert actions == ()
+        gone.setdefault(rank, state)
+        assert run.ranks == {rank: gone.get(rank, STARTED) for rank in range(4)}
+        assert (run.phase is Phase.ENDED) == (len(gone) == 4)
+
+
+def test_without_the_process_a_rank_decides_and_otherwise_it_does_not():
+    for event in ("late", "overdue", "exclude", LOST, FAILED, "reported"):
+        assert RunState([0], Phase.WATCHED).on(event) == ()
+    run = RunState([0], Phase.WATCHED)
+    assert run.on("silent") == ("warn",)
+    assert run.on("silent") == ()
+    assert run.on("late") == ("table", "end")
+    assert run.ends
+
+
+@each("begin", [Phase.WATCHED, Phase.RUNNING])
+def test_a_rank_that_has_left_is_named_by_one_that_waits_for_it(begin):
+    run = RunState([0], begin)
+    assert run.on("absent") == ("report",)
+    assert run.on("absent") == run.on("end") == ()
+
+
+def test_a_stopped_rank_is_killed_while_the_others_start_and_a_failed_one_ends_them():
+    run = RunState([0, 1], Phase.STARTING)
+    assert run.on(LOST) == ("report", "kill")
+    assert run.on(FAILED) == ("report", "end")
+    assert run.on("late") == ()
+
+
+@each("seed", range(20))
+def test_every_request_for_the_last_step_is_decided_once_for_the_ranks_that_remain(seed):
+    random_, told = random.Random(seed), list[tuple[object, ...]]()
+    vote = LastStepVote(3, lambda *message: told.append(message))
+    ranks, now = {0, 1, 2}, 100.0
+    while ranks:
+        now += random_.choice([1.0, 30.0])
+        event = random_.randrange(5)
+        if event < 2:
+            vote.request(15, random_.choice(sorted(ranks)), now)
+        elif event == 2 and random_.random() < 0.2:
+            ranks.remove(lost := random_.choice(sorted(ranks)))
+            vote.lose(lost)
+        elif event == 3 and random_.random() < 0.2:
+            vote.give_up()
+        else:
+            vote.answer(random_.choice(sorted(ranks)), random_.randrange(-1, 9))
+    names = [message[0] for message in told]
+    assert names == ["freeze", "last"] * (len(names) // 2)

@@ -1,34 +1,31 @@
 """Detection of ranks that wait for a rank that has already exited, which would be a deadlock.
 
 A rank exits at the end of its program: after its last line, or by `sys.exit`, which calls no hook
-of Python. All ranks synchronise when they exit. A rank that waits there for a while sends the
-others the number of collective calls that it has made on each group. A rank that waits inside MPI,
-in a call that the other rank has not made or for a message from it, reports that and terminates
-all ranks.
-
-There is no cost while ranks compute: a thread checks twice a second whether the rank has been in
-the same call since the last check, and only then whether another rank has exited.
+of Python. All ranks synchronise when they exit. A rank that waits there for a while has the monitor
+processes send the others the number of collective calls that it has made on each group. A rank that
+waits inside MPI, in a call that the other rank has not made or for a message from it, reports that
+and terminates all ranks (`pydtnn.comm.supervision`).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pydtnn.comm.supervision import WATCHER, Supervision
+from pydtnn.comm.supervision import Supervision
 from pydtnn.comm.traffic import Traffic
 
-INTERVAL_S = 0.5
-"""Seconds between two checks, and before a rank that exits alone notifies the others."""
+ALONE_S = 0.5
+"""Seconds before a rank that exits alone notifies the others."""
 
-MAX_LATE_CHECKS = 4
-"""Number of checks after which no further message of a rank that has exited is expected."""
+LATE_S = 2.0
+"""Seconds after which no further message of a rank that has exited is expected."""
 
 
 class Wait(NamedTuple):
@@ -76,8 +73,8 @@ class Attendance:
         self.supervision: Supervision | None = None
         self.traffic: Traffic | None = None
         self._exited: dict[int, dict[str, int]] = {}
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._before: Wait | None = None
+        self._seconds = 0.0
 
     def enter(self, wait: Wait) -> None:
         """Called before this rank waits in a call."""
@@ -92,8 +89,8 @@ class Attendance:
         if self.supervision is not None:
             self.supervision.activity.called()
 
-    def watch(self, mpi: Any, comm: Any, report: Callable[[str], None]) -> None:
-        """Start checking in a thread. Collective: all ranks call it.
+    def watch(self, mpi: Any, comm: Any, supervision: Supervision) -> None:
+        """Have ranks wait for each other when they exit. Collective: all ranks call it.
 
         Parameters
         ----------
@@ -101,27 +98,20 @@ class Attendance:
             `mpi4py.MPI`.
         comm : mpi4py.MPI.Intracomm
             Communicator of all ranks, reserved for this object.
-        report : callable
-            Terminates all ranks; its argument is the reason.
+        supervision : Supervision
         """
-        self._mpi, self._comm, self._report = mpi, comm, report
-        name = f"{WATCHER}-attendance"
-        self._thread = threading.Thread(target=self._look, daemon=True, name=name)
-        self._thread.start()
+        self._mpi, self._comm, self.supervision = mpi, comm, supervision
+        supervision.exited, supervision.absent = self._exited, self._absent
         atexit.register(self.leave)
 
     def close(self) -> None:
-        """Stop checking, as ranks have failed: the others do so with another object."""
+        """Wait for no rank at the exit, as ranks have failed: the others do so with another one."""
         atexit.unregister(self.leave)
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def leave(self) -> None:
         """Wait until all ranks exit; to be called at the end of the program."""
-        if self._thread is None or self._mpi.Is_finalized():
+        if self._mpi.Is_finalized():
             return
-        self.close()
         for stream in (sys.stdout, sys.stderr):  # this rank may be terminated while it waits
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -129,52 +119,35 @@ class Attendance:
             self._wait_for_all()
 
     def _wait_for_all(self) -> None:
+        assert self.supervision is not None
         everyone = self._comm.Ibarrier()
-        notices: list[Any] = []
-        notify_at, pause = time.monotonic() + INTERVAL_S, 1e-4
+        notify_at, pause = time.monotonic() + ALONE_S, 1e-4
         while not everyone.Test():
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-            self._receive()
-            if not notices and time.monotonic() > notify_at:
-                others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
-                notices = [self._comm.isend(dict(self.calls), rank) for rank in others]
+            if time.monotonic() > notify_at:
+                self.supervision.exit(self.calls)
+                notify_at = math.inf
 
-    def _look(self) -> None:
-        before, looks = None, 0
-        while not self._stop.wait(INTERVAL_S):
-            wait = self.waiting
-            looks = looks + 1 if wait is not None and wait is before else 0
-            before = wait
-            if wait is not None and looks and not self._mpi.Is_finalized():
-                try:
-                    self._receive()
-                except self._mpi.Exception:  # a rank has failed, which the main thread notices
-                    return
-                rank = self._absent(wait, looks)
-                if rank is not None and self.waiting is wait:
-                    within = "" if self.traffic is None else self.traffic.within
-                    self._report(
-                        f"waits in {wait.what}{within} for rank {rank}, whose program has "
-                        "ended; all ranks must make the same calls, and leave together"
-                    )
-
-    def _receive(self) -> None:
-        """Receive the messages of ranks that have exited."""
-        while message := self._comm.improbe():
-            status = self._mpi.Status()
-            calls = message.recv(status)
-            self._exited[status.source] = calls
-
-    def _absent(self, wait: Wait, looks: int) -> int | None:
-        """Return a rank that has exited and without which the wait cannot complete."""
+    def _absent(self, passed: float) -> str:
+        """Return why the wait cannot complete, `passed` seconds after the last call; or nothing."""
+        wait = self.waiting
+        self._seconds = self._seconds + passed if wait is self._before else 0.0
+        self._before = wait
+        if wait is None or not self._seconds:
+            return ""
         for rank, calls in self._exited.items():
             if wait.number:
-                if rank in wait.members and calls.get(wait.group, 0) < wait.number:
-                    return rank
-            elif looks >= MAX_LATE_CHECKS and self._needs(wait, rank):
-                return rank
-        return None
+                absent = rank in wait.members and calls.get(wait.group, 0) < wait.number
+            else:
+                absent = self._seconds >= LATE_S and self._needs(wait, rank)
+            if absent and self.waiting is wait:
+                within = "" if self.traffic is None else self.traffic.within
+                return (
+                    f"waits in {wait.what}{within} for rank {rank}, whose program has ended; all "
+                    "ranks must make the same calls, and leave together"
+                )
+        return ""
 
     def _needs(self, wait: Wait, rank: int) -> bool:
         """Return whether a message can come from no other rank than one that has exited."""

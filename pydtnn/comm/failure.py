@@ -394,11 +394,6 @@ class FailureHooks:
         if error is not None and args.exc_type is not SystemExit:
             self._end_by(error)  # code that joins this thread would deadlock, with one rank as well
 
-    def end_because(self, reason: str) -> None:
-        """Terminate all ranks; `reason` is printed once."""
-        self._exit_later(1)
-        self._end(f"{self._prefix()}{reason}", 1)
-
     def _end_with(self, code: int, reason: str) -> None:
         """Terminate all ranks; an empty reason has been printed."""
         self._exit_later(code)

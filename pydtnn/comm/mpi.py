@@ -129,7 +129,6 @@ def _create_root(mpi: Any, started: Started | None) -> MpiCommunicator:
         on_host.Free()
         root = MpiCommunicator(mpi, world, world.allgather(leader))
         failure = end_all_ranks_on_error(root, started)
-        root.attendance.supervision = failure.supervision
         root._watch_attendance(failure)
         return root
 
@@ -476,7 +475,6 @@ class MpiCommunicator(Communicator):
             remaining.members = remaining._group.members = members
             name = f"{remaining.size} of {remaining.launched}"  # its calls are counted anew
             remaining.name = remaining._group.name = name
-            remaining.attendance.supervision = before.supervision
             remaining.attendance.traffic = self.traffic
             remaining._watch_attendance(failure)
             comm = remaining._split(0, 0)
@@ -511,9 +509,9 @@ class MpiCommunicator(Communicator):
 
     def _watch_attendance(self, failure: FailureHooks) -> None:
         """Detect ranks that wait for one whose program has ended. Collective."""
-        mpi = self._mpi
-        if self.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-            self.attendance.watch(mpi, self._comm.Dup(), failure.end_because)
+        self.attendance.supervision = failure.supervision
+        if self.size > 1:
+            self.attendance.watch(self._mpi, self._comm.Dup(), failure.supervision)
 
     def _bytes(self, array: np.ndarray) -> list[Any]:
         return [array.view(np.uint8), self._mpi.BYTE]

@@ -14,40 +14,21 @@ import signal as signals
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import thread as _pool
 from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pydtnn.comm.monitor import slots as at
 from pydtnn.comm.monitor.flight import write_flight
 from pydtnn.comm.monitor.links import Lines
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S, TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import is_first
-from pydtnn.comm.monitor.slots import (
-    BEATS,
-    CALL,
-    CALLING,
-    DEEPEST,
-    DEPTH,
-    ENDED,
-    EPOCH,
-    GROUP,
-    LANE,
-    LANES,
-    MONITOR,
-    MOST_LANES,
-    MOVES,
-    NUMBER,
-    PEER,
-    SLOT,
-    STACK,
-    STEP,
-    SURVIVES,
-    Slot,
-)
+from pydtnn.comm.monitor.slots import SLOT, Slot
+from pydtnn.comm.monitor.state import LEFT, Phase, RunState
 from pydtnn.comm.monitor.table import INTERVAL_S, RankRow, Watched, sentence, table
 from pydtnn.utils._recorder import Course, Lane, Shared
 from pydtnn.utils.observer import Observer
@@ -247,18 +228,18 @@ class CurrentActivity(Lane, Observer):
         self._words = slot.words
         ring, words = np.frombuffer(slot.ring, np.uint8), np.frombuffer(slot.words, np.int64)
         self._course = Course(0, -1, Shared(ring, words, slot))
-        super().__init__(self._course, 0, MOVES, DEPTH, STACK, DEEPEST)
+        super().__init__(self._course, 0, at.MOVES, at.DEPTH, at.STACK, at.DEEPEST)
         self._lanes: dict[str, Observer] = {}
 
     def lane(self, name: str) -> Observer:
         """Return the observer of another thread; without effect if there is no room for it."""
         if name not in self._lanes:
             place = len(self._lanes)
-            if place == MOST_LANES:
+            if place == at.MOST_LANES:
                 return Observer()
-            first = LANES + LANE * place
+            first = at.LANES + at.LANE * place
             self._lanes[name] = ThreadActivity(
-                self._course, place + 1, first + 1, first + 2, first + 3, LANE - 3
+                self._course, place + 1, first + 1, first + 2, first + 3, at.LANE - 3
             )
             self._words[first] = self.slot.number(name)
         return self._lanes[name]
@@ -266,8 +247,8 @@ class CurrentActivity(Lane, Observer):
     def step(self, epoch: int, step: int) -> None:
         super().step(epoch, step)
         words = self._words
-        words[EPOCH], words[STEP] = epoch, step
-        words[MOVES] += 1
+        words[at.EPOCH], words[at.STEP] = epoch, step
+        words[at.MOVES] += 1
 
     def call(self, name: str, group: str, number: int, peer: int) -> None:
         """Called when the main thread begins to wait in a call of a communicator.
@@ -281,15 +262,15 @@ class CurrentActivity(Lane, Observer):
             The other rank of a message, among all ranks; -1 for collective calls.
         """
         words, slot = self._words, self.slot
-        words[CALL], words[GROUP] = slot.number(name), slot.number(group)
-        words[NUMBER], words[PEER] = number, peer
-        words[CALLING] = 1
-        words[MOVES] += 1
+        words[at.CALL], words[at.GROUP] = slot.number(name), slot.number(group)
+        words[at.NUMBER], words[at.PEER] = number, peer
+        words[at.CALLING] = 1
+        words[at.MOVES] += 1
 
     def called(self) -> None:
         """Called when the wait ends."""
-        self._words[CALLING] = 0
-        self._words[MOVES] += 1
+        self._words[at.CALLING] = 0
+        self._words[at.MOVES] += 1
 
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -336,6 +317,10 @@ class Supervision:
     last_step : LastStep
     finishes : bool
         Whether ranks have something to write before they are ended.
+    exited : dict of int to dict of str to int
+        Ranks that have exited, and their collective calls by group.
+    absent : callable
+        Called with the seconds since the last call; returns why a wait cannot complete, or nothing.
     """
 
     def __init__(
@@ -355,8 +340,12 @@ class Supervision:
         self._place, self._host, self._alone, self._size = place, host, alone, size
         self._slots, self._watched = slots, Watched(slots, host)
         self._connection, self._file, self._length = connection, file, len(slots) * SLOT
-        self.finishes = self._left = self._ending = False
-        self._lost = connection is None  # as is usual where it cannot be started: no warning
+        self.finishes = False
+        # Without a connection, as is usual where the process cannot be started: no warning.
+        phase = Phase.RUNNING if connection is None else Phase.WATCHED
+        self._run = RunState([self.slot.rank], phase)
+        self.exited: dict[int, dict[str, int]] = {}
+        self.absent: Callable[[float], str] = lambda passed: ""
         self._silent, self._beats = 0.0, -1
         self._finishing: list[Callable[[], str]] = []
         self._finished = threading.Event()
@@ -390,11 +379,11 @@ class Supervision:
 
     def survive(self, wanted: bool) -> None:
         """Set whether this rank continues without ranks that fail, instead of ending with them."""
-        self.slot.words[SURVIVES] = wanted
+        self.slot.words[at.SURVIVES] = wanted
 
     def failed_at(self, rank: int) -> float | None:
         """Return when a rank of this host has failed, in s of the monotonic clock, if it has."""
-        failed = [slot.words[ENDED] for slot in self._slots if slot.rank == rank]
+        failed = [slot.words[at.ENDED] for slot in self._slots if slot.rank == rank]
         return failed[0] / 1e9 if failed and failed[0] else None
 
     def prepare_for_preemption(self, grace: float) -> None:
@@ -403,16 +392,21 @@ class Supervision:
 
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
-        if self._lost or not self._send("table"):
+        if self._run.phase is Phase.RUNNING or not self._send("table"):
             os.write(2, f"stack of rank {self.slot.rank}:\n{stacks()}".encode())
             self._write_flight("on request")
 
     def leave(self) -> None:
         """Unregister this rank, so that its end is expected."""
-        self._left = True
+        self._run.end_of(self.slot.rank, LEFT)
         if self._connection is not None:
             self._connection.send("left")
             self._connection = None
+
+    def exit(self, calls: Mapping[str, int]) -> None:
+        """Have the other ranks know that the program of this one has ended, after these calls."""
+        if self._connection is not None:
+            self._connection.send("exited", self.slot.rank, calls)
 
     # -- what is written before the end -----------------------------------------------------------
 
@@ -461,7 +455,8 @@ class Supervision:
 
     def _answers(self) -> bool:
         """Return whether the process can answer now: it may be stopped, which is noticed later."""
-        return not self._lost and not condition_of(self.slot.words[MONITOR]).frozen
+        unwatched = self._run.phase is Phase.RUNNING
+        return not unwatched and not condition_of(self.slot.words[at.MONITOR]).frozen
 
     # -- the flight record ------------------------------------------------------------------------
 
@@ -507,7 +502,7 @@ class Supervision:
         if connection is not None:
             poll.register(connection, select.POLLIN)
         before = time.monotonic()
-        while not self._left:
+        while self._run.phase is not Phase.ENDED:
             if connection is None:
                 time.sleep(INTERVAL_S)
             elif poll.poll(1000 * INTERVAL_S):
@@ -528,8 +523,10 @@ class Supervision:
             self.slot.show(request, stacks() if what == "stacks" else self.finish())
         elif name == "finished":
             self._finished.set()
+        elif name == "exited":
+            self.exited[facts[0]] = facts[1]
         elif name == "end":
-            self._ending = True
+            self._run.on("end")
             self._end(facts[0], "")
         elif name == "freeze":
             self._send("begun", self.last_step.hold())
@@ -542,23 +539,27 @@ class Supervision:
     # -- the loss of the process ------------------------------------------------------------------
 
     def _watch(self, passed: float, *, ended: bool) -> None:
-        """Notice the loss of the process; then look for a wait that has passed its deadline."""
-        beats = self.slot.words[BEATS]
+        """Notice the loss of the process, and waits that cannot end or have passed a deadline."""
+        beats = self.slot.words[at.BEATS]
         self._silent = 0.0 if beats != self._beats and not ended else self._silent + passed
         self._beats = beats
-        if self._left or self._ending or self._silent < min(MAX_SILENCE_S.values()):
+        if self._run.ends:
             return
-        why = "has ended" if ended else condition_of(self.slot.words[MONITOR]).why
-        if not self._lost and self._silent >= MAX_SILENCE_S.get(why, MAX_SILENCE_S["stopped"]):
-            self._lose(why or "does not answer")
-        if self._lost:
+        reason = self.absent(passed)
+        if reason and self._run.on("absent"):
+            self._end(1, f"rank {self.slot.rank}: {reason}")
+        if self._silent >= min(MAX_SILENCE_S.values()):
+            why = "has ended" if ended else condition_of(self.slot.words[at.MONITOR]).why
+            patience = MAX_SILENCE_S.get(why, MAX_SILENCE_S["stopped"])
+            if self._silent >= patience and self._run.on("silent"):
+                self._lose(why or "does not answer")
+        if self._run.phase is Phase.RUNNING:
             rows = self._watched.look(time.monotonic())
             own = [row for row in rows if row.rank == self.slot.rank]
-            if own[0].expired and not any(row.unlimited for row in rows):
+            if own[0].expired and not any(row.unlimited for row in rows) and self._run.on("late"):
                 self._expire(rows)
 
     def _lose(self, why: str) -> None:
-        self._lost = True
         self.last_step.abandon()
         if self._place in self._watched.running()[:1]:  # the others would say the same
             verb = "" if why.startswith(("has", "does")) else "is "
@@ -571,7 +572,6 @@ class Supervision:
 
     def _expire(self, rows: Sequence[RankRow]) -> None:
         """End all ranks, as the process would."""
-        self._ending = True
         timeout = self.slot.read().timeout
         begin = f"no progress for {timeout:g} s (--timeout): {sentence(rows)}\n{table(rows)}"
         more = f"stack of rank {self.slot.rank}:\n{stacks()}{self.finish()}"

@@ -36,6 +36,7 @@ MESSAGES: dict[str, tuple[type, ...]] = {
     **OF_RANK,
     "rank": (int,),  # the first message of a rank
     "left": (),  # and the last one, if it ends normally
+    "exited": (int, dict),  # a rank that waits for others to leave, and its calls by group
     "ready": (),
     "freeze": (),
     "last": (int, int, int),  # step, signal, rank

@@ -214,6 +214,8 @@ class HostMonitor:
         for name, facts in messages:
             if name in OF_RANK:
                 self.heard(one.rank, name, facts[1])
+            elif name == "exited" and (self._first is None or not self._first.send(name, *facts)):
+                self._tell_all(name, *facts)
         if one.closed:
             del self._connections[one.fileno()]
             with contextlib.suppress(OSError):
@@ -552,7 +554,7 @@ class HostMonitor:
         """Handle a message of another host."""
         name, facts = message
         if link is self._first:
-            if name in ("freeze", "last", "finished"):
+            if name in ("freeze", "last", "finished", "exited"):
                 self._tell(name, *facts)
             elif name == "end":
                 self._end(*facts)
@@ -562,6 +564,8 @@ class HostMonitor:
             elif name == "answer" and facts[0] in ANSWER_TIMEOUT_S:
                 rows, texts = self._local(facts[0])
                 link.send("rows", facts[1], [*map(astuple, rows)], texts)
+        elif name == "exited":
+            self._tell_all(name, *facts)
         elif name == "rows":
             with contextlib.suppress(TypeError, ValueError):
                 rows = [RankRow.from_json(row) for row in facts[1]]

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
-from pydtnn.comm.monitor.links import Lines, addresses, line, listen
+from pydtnn.comm.monitor.links import MessageSocket, addresses, line, listen
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, LOST_STATUS, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
@@ -238,7 +238,7 @@ def _listen(folder: str) -> socket.socket | None:
     return listener
 
 
-def _connect(folder: str, rank: int) -> Lines | None:
+def _connect(folder: str, rank: int) -> MessageSocket | None:
     """Connect to the socket in the folder, if there is one, and send the number of the rank.
 
     With MPICH's launcher, the connection to it is sent along: see `RankConnection.receive`.
@@ -251,7 +251,7 @@ def _connect(folder: str, rank: int) -> Lines | None:
     except OSError:
         connection.close()
         return None
-    return Lines(connection)
+    return MessageSocket(connection)
 
 
 def _wait(connection: socket.socket) -> None:

@@ -23,12 +23,12 @@ import numpy as np
 
 from pydtnn.comm.monitor import slots as at
 from pydtnn.comm.monitor.flight import write_flight
-from pydtnn.comm.monitor.links import Lines
+from pydtnn.comm.monitor.links import MessageSocket
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S, TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import is_first
 from pydtnn.comm.monitor.slots import SLOT, Slot
-from pydtnn.comm.monitor.state import LEFT, Phase, RunState
+from pydtnn.comm.monitor.state import LEFT, RunState, WatchedRun
 from pydtnn.comm.monitor.table import INTERVAL_S, RankRow, Watched, sentence, table
 from pydtnn.utils._recorder import Course, Lane, Shared
 from pydtnn.utils.observer import Observer
@@ -299,7 +299,7 @@ class Supervision:
         Number of this rank's slot.
     host : str
         Name of the host.
-    connection : Lines, optional
+    connection : MessageSocket, optional
         None if the process could not be started.
     file : int, optional
         See `pydtnn.comm.monitor.ranks.is_first`.
@@ -328,7 +328,7 @@ class Supervision:
         slots: Sequence[Slot],
         place: int = 0,
         host: str = "",
-        connection: Lines | None = None,
+        connection: MessageSocket | None = None,
         file: int | None = None,
         *,
         alone: bool = False,
@@ -342,8 +342,8 @@ class Supervision:
         self._connection, self._file, self._length = connection, file, len(slots) * SLOT
         self.finishes = False
         # Without a connection, as is usual where the process cannot be started: no warning.
-        phase = Phase.RUNNING if connection is None else Phase.WATCHED
-        self._run = RunState([self.slot.rank], phase)
+        state = RunState.RUNNING if connection is None else RunState.WATCHED
+        self._run = WatchedRun([self.slot.rank], state)
         self.exited: dict[int, dict[str, int]] = {}
         self.absent: Callable[[float], str] = lambda passed: ""
         self._silent, self._beats = 0.0, -1
@@ -392,7 +392,7 @@ class Supervision:
 
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
-        if self._run.phase is Phase.RUNNING or not self._send("table"):
+        if self._run.state is RunState.RUNNING or not self._send("table"):
             os.write(2, f"stack of rank {self.slot.rank}:\n{stacks()}".encode())
             self._write_flight("on request")
 
@@ -455,7 +455,7 @@ class Supervision:
 
     def _answers(self) -> bool:
         """Return whether the process can answer now: it may be stopped, which is noticed later."""
-        unwatched = self._run.phase is Phase.RUNNING
+        unwatched = self._run.state is RunState.RUNNING
         return not unwatched and not condition_of(self.slot.words[at.MONITOR]).frozen
 
     # -- the flight record ------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class Supervision:
         if connection is not None:
             poll.register(connection, select.POLLIN)
         before = time.monotonic()
-        while self._run.phase is not Phase.ENDED:
+        while self._run.state is not RunState.ENDED:
             if connection is None:
                 time.sleep(INTERVAL_S)
             elif poll.poll(1000 * INTERVAL_S):
@@ -553,7 +553,7 @@ class Supervision:
             patience = MAX_SILENCE_S.get(why, MAX_SILENCE_S["stopped"])
             if self._silent >= patience and self._run.on("silent"):
                 self._lose(why or "does not answer")
-        if self._run.phase is Phase.RUNNING:
+        if self._run.state is RunState.RUNNING:
             rows = self._watched.look(time.monotonic())
             own = [row for row in rows if row.rank == self.slot.rank]
             if own[0].expired and not any(row.unlimited for row in rows) and self._run.on("late"):

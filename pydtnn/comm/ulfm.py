@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import find_ranks
+from pydtnn.comm.monitor.state import FAILED, LOST, RunState, WatchedRun
 from pydtnn.utils.errors import RankFailure
 from pydtnn.utils.launcher import local_ranks, survives
 from pydtnn.utils.request import Request
@@ -167,7 +168,7 @@ def _watch(own: int, started: int, timeout: float) -> None:
         launcher = int(stat.read().rpartition(")")[2].split()[1])
     watched, number, mine = os.pidfd_open(launcher), local_ranks(), int(os.environ[_RANK])
     begin, waited, before = time.monotonic(), 0.0, time.monotonic()
-    ranks: dict[int, int] = {}  # by their pidfds
+    run, ranks = WatchedRun((), RunState.STARTING), dict[int, int]()  # by their pidfds
     stopped: defaultdict[int, float] = defaultdict(float)  # for how long, by rank
     while os.getppid() == own:
         time.sleep(_INTERVAL_S)
@@ -184,7 +185,7 @@ def _watch(own: int, started: int, timeout: float) -> None:
         first = mine == min({*ranks.values()} - failed - {*frozen}, default=mine)
         for rank, file in frozen.items():
             stopped[rank] += passed
-            if first and stopped[rank] > timeout:
+            if first and stopped[rank] > timeout and run.on(LOST):
                 _report(
                     f"no progress for {timeout:g} s (--timeout): rank {rank} is stopped; killed"
                 )
@@ -193,7 +194,8 @@ def _watch(own: int, started: int, timeout: float) -> None:
         waited = 0.0 if frozen else waited + passed
         missing = len(ranks) < number and now > begin + _ALL_STARTED_S
         late = waited > timeout + _KILL_GRACE_S
-        if late or ((failed or missing) and not select.select([started], [], [], 0)[0]):
+        fails = (failed or missing) and not select.select([started], [], [], 0)[0]
+        if (late or fails) and run.on("late" if late else FAILED):
             who = f"rank {min(failed)}" if failed else "a rank"
             text = f"{who}: failed before MPI had started, which no rank survives"
             if late:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pydtnn.comm import supervision as module
-from pydtnn.comm.monitor.links import Lines, line
+from pydtnn.comm.monitor.links import MessageSocket, line
 from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import MONITOR, SLOT, Slot
@@ -42,7 +42,9 @@ class Rank:
         self.ends: list[tuple[int, str]] = []
         self.monitor, own = socket.socketpair()
         self._own = own
-        self.supervision = Supervision(self.slots, 0, "here", Lines(own) if connected else None)
+        self.supervision = Supervision(
+            self.slots, 0, "here", MessageSocket(own) if connected else None
+        )
         self.supervision.connect(
             lambda code, reason: self.ends.append((code, reason)),
             lambda number: None,

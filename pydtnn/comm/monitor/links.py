@@ -119,7 +119,7 @@ def parse(text: bytes | bytearray) -> Message | None:
     return (name, facts) if fits else None
 
 
-class Lines:
+class MessageSocket:
     """A socket by which messages are sent and received.
 
     Parameters
@@ -184,7 +184,7 @@ class Lines:
         return []
 
 
-class HostLink(Lines):
+class HostLink(MessageSocket):
     """A connection to the process of another host.
 
     Parameters

@@ -19,7 +19,7 @@ from pydtnn.comm.monitor.flight import remove_stale, write_flight
 from pydtnn.comm.monitor.links import OF_RANK, HostLink, Message, connect
 from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
-from pydtnn.comm.monitor.state import FAILED, LEFT, LOST, LastStepVote, RunState
+from pydtnn.comm.monitor.state import FAILED, LEFT, LOST, LastStepVote, RunState, WatchedRun
 from pydtnn.comm.monitor.table import RankRow, Watched, awaited_ranks, names, sentence, table
 from pydtnn.utils.errors import printable
 
@@ -146,7 +146,8 @@ class HostMonitor:
     ) -> None:
         self._facts, self._slots, self._end_report = facts, slots, end_report
         self._poll, self._connections = poll, connections
-        self._run = RunState(facts.ranks)
+        self._run = WatchedRun(facts.ranks, RunState.STARTING)
+        self._run.on("ready")
         self._watched = Watched(slots, facts.names[str(facts.host)])
         self._links: dict[int, HostLink] = {}
         self._listener = listener
@@ -346,10 +347,9 @@ class HostMonitor:
         rows, stacks = self._collect("stacks")
         if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
             return
-        excluded = awaited_ranks(rows) if self._survives else []
-        if excluded:
-            self._exclude(rows, excluded)
-        elif self._run.on("late"):
+        if self._survives and self._exclude(rows, awaited_ranks(rows)):
+            return
+        if self._run.on("late"):
             self._end_report.claim()
             timeout = max(row.timeout for row in rows)
             self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
@@ -360,18 +360,23 @@ class HostMonitor:
                 _write(f"see python -m pydtnn trace flight {run}\n")
             self._end_all(TIMEOUT_STATUS)
 
-    def _exclude(self, rows: Sequence[RankRow], excluded: Sequence[RankRow]) -> None:
-        """Kill ranks that are late, also if they are stopped."""
+    def _exclude(self, rows: Sequence[RankRow], late: Sequence[RankRow]) -> bool:
+        """Kill ranks that are late, also if they are stopped; return whether there were some."""
+        ranks = self._run.exclude([row.rank for row in late])
+        if not ranks:
+            return False
+        excluded = [row for row in late if row.rank in ranks]
         timeout = max(row.timeout for row in rows)
         _write(
             f"no progress for {timeout:g} s (--timeout): {sentence(rows)}; {names(excluded)} "
             f"{'are' if len(excluded) > 1 else 'is'} excluded\n"
         )
         self._excluded_at = time.monotonic()
-        for rank in (row.rank for row in excluded):
+        for rank in ranks:
             self._kill(rank)
             for link in self._links.values():
                 link.send("exclude", rank)
+        return True
 
     def _kill(self, rank: int) -> None:
         """Kill a rank if it is one of this host."""

@@ -43,6 +43,7 @@ def main() -> None:
     starting = {int(file): int(rank) for file, rank in entries}
     _skip_initialisation(folder)
     from pydtnn.comm.monitor.ranks import EndedEarlyError, EndReport, Kills, Launcher, accept_ranks
+    from pydtnn.comm.monitor.state import FAILED, RunState, WatchedRun
     from pydtnn.utils.launcher import survives
 
     file = os.open(f"/proc/self/fd/{slots}", os.O_WRONLY | os.O_APPEND)
@@ -50,6 +51,7 @@ def main() -> None:
     poll = select.epoll()
     connecting = socket.socket(fileno=listener)
     files = os.path.dirname(connecting.getsockname())
+    run = WatchedRun(range(ranks), RunState.STARTING)
     try:
         ended = set(select.select(starting, [], [], 0)[0])
         if starting and (ended or len(starting) < ranks):
@@ -59,7 +61,7 @@ def main() -> None:
         starter = 0 if survives() else None  # where ranks fail, the others start another process
         connections = accept_ranks(connecting, ranks, poll, starting, starter)
     except EndedEarlyError as early:
-        if survives():
+        if survives() or not run.end_of(early.rank, FAILED):
             return
         time.sleep(START_ERROR_S)
         end_report.report(early.rank, "it ended before all ranks had started")

@@ -21,7 +21,7 @@ import select
 import socket
 import time
 
-from pydtnn.comm.monitor.links import Lines, Message, line
+from pydtnn.comm.monitor.links import Message, MessageSocket, line
 
 READY = line("ready")
 """Message to every rank once all of them are watched."""
@@ -160,7 +160,7 @@ read, as ranks that are killed by the launcher follow the cause. Without EPOLLET
 message has been reported stays in the queue until the next call, and its end comes first there."""
 
 
-class RankConnection(Lines):
+class RankConnection(MessageSocket):
     """The connection of a rank to this process; the system closes it however the rank ends.
 
     Parameters

@@ -8,7 +8,7 @@ and take the actions of the transition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 STARTED, LEFT, LOST, FAILED = "started", "left", "lost", "failed"
@@ -16,7 +16,7 @@ STARTED, LEFT, LOST, FAILED = "started", "left", "lost", "failed"
 continue, or while they do not."""
 
 
-class Phase(Enum):
+class RunState(Enum):
     """Where a run is.
 
     STARTING: not all ranks are watched. WATCHED, for a rank: the monitor process decides. RUNNING:
@@ -27,53 +27,54 @@ class Phase(Enum):
     STARTING, WATCHED, RUNNING, REPORTED, ENDING, ENDED = range(6)
 
 
-_P = Phase
-_REMAINING = _P.STARTING, _P.WATCHED, _P.RUNNING, _P.REPORTED
+_S = RunState
+_REMAINING = _S.STARTING, _S.WATCHED, _S.RUNNING, _S.REPORTED
 
-TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, tuple[str, ...]]] = {
-    **{(phase, "end"): (_P.ENDING, ("end",)) for phase in _REMAINING},  # another process says so
-    **{(phase, "no rank"): (_P.ENDED, ()) for phase in Phase},
+TRANSITIONS: dict[tuple[RunState, str], tuple[RunState, tuple[str, ...]]] = {
+    **{(state, "end"): (_S.ENDING, ("end",)) for state in _REMAINING},  # another process says so
+    **{(state, "no rank"): (_S.ENDED, ()) for state in RunState},
     # a rank ends before all are there, is stopped, or does not come before the deadline
-    (_P.STARTING, "ready"): (_P.RUNNING, ()),
-    (_P.STARTING, FAILED): (_P.ENDING, ("report", "end")),
-    (_P.STARTING, LOST): (_P.STARTING, ("report", "kill")),
-    (_P.STARTING, "late"): (_P.ENDING, ("report", "end")),
+    (_S.STARTING, "ready"): (_S.RUNNING, ()),
+    (_S.STARTING, FAILED): (_S.ENDING, ("report", "end")),
+    (_S.STARTING, LOST): (_S.STARTING, ("report", "kill")),
+    (_S.STARTING, "late"): (_S.ENDING, ("report", "end")),
     # the monitor process is lost; a rank that this one waits for has left
-    (_P.WATCHED, "silent"): (_P.RUNNING, ("warn",)),
-    (_P.WATCHED, "absent"): (_P.ENDING, ("report",)),
-    (_P.RUNNING, "absent"): (_P.ENDING, ("report",)),
+    (_S.WATCHED, "silent"): (_S.RUNNING, ("warn",)),
+    (_S.WATCHED, "absent"): (_S.ENDING, ("report",)),
+    (_S.RUNNING, "absent"): (_S.ENDING, ("report",)),
     # a rank fails
-    (_P.RUNNING, LOST): (_P.RUNNING, ("go on",)),
-    (_P.RUNNING, FAILED): (_P.ENDING, ("report", "end")),
-    (_P.RUNNING, "reported"): (_P.REPORTED, ()),
-    (_P.REPORTED, LOST): (_P.ENDING, ("report", "end")),
-    (_P.REPORTED, FAILED): (_P.ENDING, ("report", "end")),
+    (_S.RUNNING, LOST): (_S.RUNNING, ("go on",)),
+    (_S.RUNNING, FAILED): (_S.ENDING, ("report", "end")),
+    (_S.RUNNING, "reported"): (_S.REPORTED, ()),
+    (_S.REPORTED, LOST): (_S.ENDING, ("report", "end")),
+    (_S.REPORTED, FAILED): (_S.ENDING, ("report", "end")),
     # a wait has passed its deadline, or the end after an error
-    (_P.RUNNING, "late"): (_P.ENDING, ("table", "end")),
-    (_P.RUNNING, "exclude"): (_P.RUNNING, ("exclude",)),
-    (_P.REPORTED, "late"): (_P.ENDING, ("table", "end")),
-    (_P.REPORTED, "exclude"): (_P.REPORTED, ("exclude",)),
-    (_P.REPORTED, "overdue"): (_P.ENDING, ("end",)),
+    (_S.RUNNING, "late"): (_S.ENDING, ("table", "end")),
+    (_S.RUNNING, "exclude"): (_S.RUNNING, ("exclude",)),
+    (_S.REPORTED, "late"): (_S.ENDING, ("table", "end")),
+    (_S.REPORTED, "exclude"): (_S.REPORTED, ("exclude",)),
+    (_S.REPORTED, "overdue"): (_S.ENDING, ("end",)),
 }
-"""By phase and event, the next phase and what is done; other events have no meaning there."""
+"""By state and event, the next state and what is done; other events have no meaning there."""
 
 
-class RunState:
-    """The phase of a run, and the states of the ranks that are watched.
+class WatchedRun:
+    """The state of a run, and the states of the ranks that are watched.
 
     Parameters
     ----------
     ranks : iterable of int
-    phase : Phase
+    state : RunState
     """
 
-    def __init__(self, ranks: Iterable[int], phase: Phase = Phase.RUNNING) -> None:
+    def __init__(self, ranks: Iterable[int], state: RunState = RunState.RUNNING) -> None:
         self.ranks = dict.fromkeys(ranks, STARTED)
-        self.phase = phase
+        self.state = state
+        self._excluded: set[int] = set()
 
     def on(self, event: str) -> tuple[str, ...]:
         """Return what is to be done because of an event."""
-        self.phase, actions = TRANSITIONS.get((self.phase, event), (self.phase, ()))
+        self.state, actions = TRANSITIONS.get((self.state, event), (self.state, ()))
         return actions
 
     def end_of(self, rank: int, state: str) -> tuple[str, ...]:
@@ -86,10 +87,16 @@ class RunState:
             self.on("no rank")
         return actions
 
+    def exclude(self, ranks: Sequence[int]) -> list[int]:
+        """Return which of the ranks are to be killed, so that others continue: those not before."""
+        new = [rank for rank in ranks if rank not in self._excluded and self.on("exclude")]
+        self._excluded.update(new)
+        return new
+
     @property
     def ends(self) -> bool:
         """Whether the end of the run is certain."""
-        return self.phase in (Phase.ENDING, Phase.ENDED)
+        return self.state in (RunState.ENDING, RunState.ENDED)
 
 
 SETTLED_S = 20.0

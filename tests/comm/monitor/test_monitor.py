@@ -20,8 +20,9 @@ import pytest
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import MESSAGES, HostLink, connect, line
 from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, HostMonitor
+from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.ranks import EndReport, Kills, Launcher, RankConnection
-from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
+from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, SURVIVES, Slot
 from pydtnn.comm.monitor.table import RankRow
 
 TOKEN = "a" * 32 + "b" * 32
@@ -258,6 +259,27 @@ def test_ranks_that_remain_after_an_error_have_a_deadline(host, monkeypatch):
         monkeypatch.setattr(EndReport, "claimed", now > 10_000)
     assert host.ended == [1]
     assert host.printed == ["rank 0: not ended 300 s (--timeout) after the error; killed\n"]
+
+
+def test_a_rank_that_is_late_is_excluded_once_and_then_the_others_end(host, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr("pydtnn.comm.monitor.table.condition_of", lambda pid: Condition())
+    for slot in host.slots:
+        slot.words[SURVIVES] = 1
+        slot.limit(10.0)
+    host.slots[0].words[CALLING] = 1
+    for other in (2, 3):
+        host.monitor._lost |= {other}
+    for _ in range(100):
+        now += 0.5
+        host.monitor.look()
+        if host.ended:
+            break
+    texts = [text for text in host.printed if "no progress" in text]
+    assert texts[0].endswith("; rank 1 is excluded\n")
+    assert "\nrank  epoch  step " in texts[1]
+    assert host.ended[0] == module.TIMEOUT_STATUS
 
 
 def test_memory_with_any_content_ends_no_monitor(host):

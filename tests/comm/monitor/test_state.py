@@ -12,8 +12,8 @@ from pydtnn.comm.monitor.state import (
     STARTED,
     TRANSITIONS,
     LastStepVote,
-    Phase,
     RunState,
+    WatchedRun,
 )
 from tests.each import each
 
@@ -22,32 +22,32 @@ ENDS = ("report", "end", "table")
 """Actions that end a run, unless the rank that is reported is killed."""
 
 
-def check_ends_once(begin: Phase, events: tuple[str, ...]) -> None:
-    run, ended = RunState([0, 1], begin), 0
+def check_ends_once(begin: RunState, events: tuple[str, ...]) -> None:
+    run, ended = WatchedRun([0, 1], begin), 0
     for event in events:
-        before = run.phase
+        before = run.state
         actions = run.on(event)
         ends = "kill" not in actions and any(action in ENDS for action in actions)
-        assert ends == (run.phase is Phase.ENDING and before is not Phase.ENDING)
+        assert ends == (run.state is RunState.ENDING and before is not RunState.ENDING)
         ended += ends
-        assert not (actions and before in (Phase.ENDING, Phase.ENDED))
-        assert run.phase.value >= before.value  # no phase comes again
+        assert not (actions and before in (RunState.ENDING, RunState.ENDED))
+        assert run.state.value >= before.value  # no state comes again
     assert ended <= 1
 
 
-@each("begin", [*Phase])
+@each("begin", [*RunState])
 def test_a_run_ends_at_most_once_whatever_is_reported(begin):
     for events in itertools.product(EVENTS, repeat=4):
         check_ends_once(begin, events)
 
 
 def test_every_phase_but_the_last_has_an_exit_and_can_be_reached():
-    for phase in [*Phase][:-1]:
-        assert any(before is phase and after is not phase for (before, _), (after, _) in MOVES)
-    reached = {Phase.STARTING, Phase.WATCHED}  # of a process, and of a rank
-    for _ in Phase:
+    for state in [*RunState][:-1]:
+        assert any(before is state and after is not state for (before, _), (after, _) in MOVES)
+    reached = {RunState.STARTING, RunState.WATCHED}  # of a process, and of a rank
+    for _ in RunState:
         reached |= {after for (before, _), (after, _) in MOVES if before in reached}
-    assert reached == {*Phase}
+    assert reached == {*RunState}
 
 
 MOVES = [*TRANSITIONS.items()]
@@ -56,42 +56,52 @@ MOVES = [*TRANSITIONS.items()]
 @each("seed", range(20))
 def test_each_rank_ends_once_and_in_one_way(seed):
     random_ = random.Random(seed)
-    run = RunState(range(4), random_.choice([Phase.RUNNING, Phase.REPORTED]))
+    run = WatchedRun(range(4), random_.choice([RunState.RUNNING, RunState.REPORTED]))
     gone: dict[int, str] = {}
     for _ in range(40):
         rank, state = random_.randrange(4), random_.choice([LEFT, LEFT, LOST, FAILED])
-        before, actions = run.phase, run.end_of(rank, state)
+        before, actions = run.state, run.end_of(rank, state)
         if rank in gone:  # a rank that has left is never said to have failed, nor a lost one again
             assert actions == ()
-        elif state != LEFT and before in (Phase.RUNNING, Phase.REPORTED):
-            go_on = state == LOST and before is Phase.RUNNING
+        elif state != LEFT and before in (RunState.RUNNING, RunState.REPORTED):
+            go_on = state == LOST and before is RunState.RUNNING
             assert actions == (("go on",) if go_on else ("report", "end"))
         else:
             assert actions == ()
         gone.setdefault(rank, state)
         assert run.ranks == {rank: gone.get(rank, STARTED) for rank in range(4)}
-        assert (run.phase is Phase.ENDED) == (len(gone) == 4)
+        assert (run.state is RunState.ENDED) == (len(gone) == 4)
 
 
 def test_without_the_process_a_rank_decides_and_otherwise_it_does_not():
     for event in ("late", "overdue", "exclude", LOST, FAILED, "reported"):
-        assert RunState([0], Phase.WATCHED).on(event) == ()
-    run = RunState([0], Phase.WATCHED)
+        assert WatchedRun([0], RunState.WATCHED).on(event) == ()
+    run = WatchedRun([0], RunState.WATCHED)
     assert run.on("silent") == ("warn",)
     assert run.on("silent") == ()
     assert run.on("late") == ("table", "end")
     assert run.ends
 
 
-@each("begin", [Phase.WATCHED, Phase.RUNNING])
+@each("begin", [RunState.WATCHED, RunState.RUNNING])
 def test_a_rank_that_has_left_is_named_by_one_that_waits_for_it(begin):
-    run = RunState([0], begin)
+    run = WatchedRun([0], begin)
     assert run.on("absent") == ("report",)
     assert run.on("absent") == run.on("end") == ()
 
 
+def test_a_rank_is_excluded_once_and_only_while_the_run_goes_on():
+    run = WatchedRun(range(3))
+    assert run.exclude([1]) == [1]
+    assert run.exclude([1, 2, 5]) == [2, 5]  # the last on another host
+    assert run.end_of(1, LOST) == ("go on",)
+    assert run.exclude([1]) == []
+    run.on("end")
+    assert run.exclude([0]) == []
+
+
 def test_a_stopped_rank_is_killed_while_the_others_start_and_a_failed_one_ends_them():
-    run = RunState([0, 1], Phase.STARTING)
+    run = WatchedRun([0, 1], RunState.STARTING)
     assert run.on(LOST) == ("report", "kill")
     assert run.on(FAILED) == ("report", "end")
     assert run.on("late") == ()

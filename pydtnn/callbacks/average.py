@@ -11,6 +11,7 @@ import numpy as np
 from pydtnn.comm.checks import fill, to_host
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.parameters import Bucket
+from pydtnn.parallel.exchange import gather_parameters
 from pydtnn.parallel.named import by_name, from_names
 from pydtnn.parallel.sums import average
 from pydtnn.training.callback import Callback, Training
@@ -106,11 +107,11 @@ class ExponentialMovingAverage(Callback):
         self.updates += 1
         self._samples += trainer.exchange.local_samples
         xp = trainer.model.backend.xp
-        with trainer.exchange.whole():
-            for live, mean, scratch in zip(self._live, self._average, self._scratch, strict=True):
-                xp.subtract(live, mean, out=scratch)  # bucket by bucket, to stay in the cache
-                scratch *= new
-                mean += scratch
+        gather_parameters(trainer.exchange)
+        for live, mean, scratch in zip(self._live, self._average, self._scratch, strict=True):
+            xp.subtract(live, mean, out=scratch)  # bucket by bucket, to stay in the cache
+            scratch *= new
+            mean += scratch
 
     def on_fit_end(self, trainer: Training) -> None:
         """Replace the model's parameters by the average. Collective: all ranks call it."""

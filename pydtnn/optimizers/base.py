@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -220,6 +220,7 @@ class LearningRate:
         return lr * self.lr_factor
 
 
+@runtime_checkable
 class Share(Protocol):
     """The interface of an optimizer that updates only a part of each bucket."""
 
@@ -457,7 +458,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         return check_float(type(self).__name__, name, value, **limits)
 
     def bind(
-        self, backend: Backend, buffers: Sequence[ParameterBuffer], share: Share | None = None
+        self, backend: Backend, buffers: Sequence[ParameterBuffer], share: object = None
     ) -> None:
         """Bind to a model's parameters and reset the state: no updates, all slots 0.
 
@@ -468,13 +469,14 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             The model's; slots are flat arrays with the same layout.
         share : Share, optional
             The parts of the buckets for which this rank stores state and computes updates; by
-            default all.
+            default, or of an object that is no `Share`, all.
         """
         if not hasattr(self, "schedule"):
             who = type(self).__name__
             raise TypeError(f"{who}: __init__ must call super().__init__(lr, ...) first")
         self.backend, self.binding = backend, object()
-        self._buffers, self._share = tuple(buffers), share or FullShare()
+        self._buffers = tuple(buffers)
+        self._share = share if isinstance(share, Share) else FullShare()
         self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
         for buffer in self._buffers:
@@ -533,7 +535,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         """Return whether the optimizer updates these parameters."""
         return self._buffers == tuple(buffers)
 
-    def rebind(self, buffers: Sequence[ParameterBuffer], share: Share | None = None) -> None:
+    def rebind(self, buffers: Sequence[ParameterBuffer], share: object = None) -> None:
         """Bind to other parameters of the model, keeping the state.
 
         The state of parameters that were not bound before is 0. Collective if the state is

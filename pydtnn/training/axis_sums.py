@@ -60,7 +60,7 @@ class AxisSums:
         """Called between two layers of backward."""
         if self._waiting:
             self._waiting[0][1].test()
-        self._exchange.progress()
+        self._exchange.in_flight.progress()
 
     def finish(self) -> None:
         """Pass on all buckets; called when backward is complete."""

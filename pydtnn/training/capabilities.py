@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydtnn.parallel.exchange import GathersParameters
 from pydtnn.parallel.schemes.sharded import Partition
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients
 from pydtnn.parallel.sums import Sums
@@ -85,7 +86,8 @@ def _scheme(setup: Setup) -> str:
 
 def _keeps_gradients(setup: Setup) -> str:
     parts = (setup.exchange, setup.exchange.sums)
-    return next((type(part).__name__ for part in parts if part.keeps_gradients), "")
+    keep = (part for part in parts if getattr(part, "keeps_gradients", False))
+    return next((type(part).__name__ for part in keep), "")
 
 
 def _parts(setup: Setup) -> str:
@@ -192,7 +194,7 @@ FEATURES = {
         excludes={"GPU": "{0} releases memory of the host, not of a GPU; use ShardedOptimizer"},
     ),
     "divided parameters": Feature(
-        lambda setup: setup.exchange.gathers and _scheme(setup),
+        lambda setup: isinstance(setup.exchange, GathersParameters) and _scheme(setup),
         excludes={
             "format of weights": "a format of weights rounds whole matrices, got {0}, which "
             "divides them; use ShardedGradients, or dtype bfloat16",

@@ -24,6 +24,7 @@ from pydtnn.data import Batch
 from pydtnn.kernels.cuda.feed import Feed, LateValues
 from pydtnn.kernels.cuda.graph import Graphs
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.parallel.exchange import abandon
 from pydtnn.training.capabilities import why_not
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
@@ -124,7 +125,7 @@ class Captured:
                 setup.model.statistics.fold()
         except Exception:
             with contextlib.suppress(Exception):
-                setup.exchange.abandon()
+                abandon(setup.exchange)
             raise
         return totals
 

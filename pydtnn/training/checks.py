@@ -205,7 +205,8 @@ def check_options(setup: Setup) -> None:
     """
     check_groups(setup.model, setup.mesh)
     check_features(setup)
-    setup.exchange.check(setup.optimizer)
+    if check := getattr(setup.exchange, "check", None):
+        check(setup.optimizer)
 
 
 def check_binding(optimizer: Optimizer, binding: object, model: Model | None = None) -> None:

@@ -20,6 +20,7 @@ from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
 from pydtnn.model.pipeline import actions_of
 from pydtnn.model.pipeline.check import max_halved, max_in_flight
+from pydtnn.parallel.exchange import begin
 from pydtnn.training import batch_checks, checks
 from pydtnn.training.examination import check_loaded, examine
 from pydtnn.training.logs import History, Logs
@@ -170,7 +171,7 @@ def start_equal(setup: Setup) -> None:
     check_loaded(setup.comm, model.loaded, before_broadcast=True)
     share_loaded(setup.mesh, model)
     share_replicas(setup.mesh, model)
-    setup.exchange.begin(model.buckets)
+    begin(setup.exchange, model.buckets)
     for buffer in model.frozen_buffers:
         setup.data.broadcast(buffer.values)
     if model.statistics.statistics:

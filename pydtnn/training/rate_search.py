@@ -224,7 +224,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
-        exchange.drain()
+        exchange.in_flight.wait()
         for part, state in zip(parts, states, strict=True):
             part.load(state)
         if not started:

@@ -23,7 +23,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.serial import Serial
-from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.exchange import AllReduce, gather_parameters
 from pydtnn.training.checkpoint.content import State, parts_of
 from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.training.logs import Logs
@@ -75,7 +75,7 @@ def position_of(trainer: Trainer) -> Position:
 def capture(trainer: Trainer) -> Saved:
     """Return the state of a trainer that is not used any more. It sends no message."""
     trainer.exchange.comm = Serial()  # what is averaged are the values of this rank alone
-    trainer.exchange.forget()  # messages of the group that has failed never arrive
+    trainer.exchange.in_flight.forget()  # messages of the group that has failed never arrive
     states = {name: part.state() for name, part in parts_of(trainer).items()}
     return Saved(
         position_of(trainer),
@@ -135,9 +135,9 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     """Copy the state of this rank and of its partner. Collective: all ranks call it."""
     comm, whole = trainer.comm, trainer.model.whole
     states: dict[str, State] = {}
+    gather_parameters(trainer.exchange)
     for name, part in parts_of(trainer).items():
-        with trainer.exchange.whole():
-            state = part.state()
+        state = part.state()
         states[name] = state if name in ("model", "exchange") else whole.gather(state)
     states = {
         name: {key: np.array(v) if isinstance(v, np.ndarray) else v for key, v in state.items()}

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator
+from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
 from pydtnn.model.pipeline import Schedule, gpipe
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.exchange import AllReduce, GathersParameters, GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.training.axis_sums import further_axes
@@ -86,7 +87,7 @@ class Setup:
 
         Each pass gathers parameters, or determines the order in which stages sum gradients.
         """
-        return self.exchange.gathers or self.model.pipeline is not None
+        return isinstance(self.exchange, GathersParameters) or self.model.pipeline is not None
 
     @property
     def own_losses(self) -> bool:
@@ -184,14 +185,29 @@ class Setup:
         statistics.samples = 0.0
 
     def bucket_bytes(self, total: int, usual: int) -> tuple[int, ...]:
-        """Return the lengths of buckets, in B; see `GradientExchange.bucket_bytes`.
+        """Return the lengths of buckets, in B, which depend on the hosts of the ranks.
 
-        Ranks that sum gradients along further axes of the mesh require the same buckets, also if
-        their groups along "data" have other hosts.
+        They are the usual one in exact training, whose results must not depend on the partition,
+        for messages between GPUs, and for ranks that sum gradients along further axes of the mesh,
+        whose groups along "data" may have other hosts.
+
+        Parameters
+        ----------
+        total : int
+            Size of all gradients, in B.
+        usual : int
+            Length within a host.
+
+        Returns
+        -------
+        tuple of int
+            Lengths in the order in which backward completes the buckets; the last one applies to
+            all following buckets.
         """
-        if any(further_axes(p.group) for p in self.model.parameters.values()):
+        further = any(further_axes(p.group) for p in self.model.parameters.values())
+        if further or self.exchange.sums.shards is not None or self.data.capturable:
             return (usual,)
-        return self.exchange.bucket_bytes(total, usual)
+        return bucket_bytes(self.data.hosts, total, usual)
 
     def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
         """Create the loader of this rank's part of a data set for the model's device."""

@@ -18,6 +18,7 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.model.passes import Hook
 from pydtnn.model.presence import Presence
 from pydtnn.model.replay import Replays
+from pydtnn.parallel.exchange import GathersParameters, abandon
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady
 from pydtnn.training.metric_sums import Totals
@@ -87,7 +88,7 @@ def check_totals(passes: Passes) -> Totals:
     totals = setup.to_host(passes.totals)
     if setup.model.backend.has_values and not np.isfinite(totals.values).all():
         if not setup.own_losses:
-            setup.exchange.abandon()
+            abandon(setup.exchange)
         raise not_finite_at(setup, passes.batch, passes.context.epoch, passes.context.seed, totals)
     return totals
 
@@ -118,7 +119,7 @@ class Eager:
         self.replays = Replays(setup.model)
         exchange, network = setup.exchange, setup.model.graph
         self._hooks: list[Hook] = []
-        if exchange.gathers:
+        if isinstance(exchange, GathersParameters):
             parts = network.nodes, network.trained, setup.model.buckets
             self._hooks.append(Presence(*parts, exchange.before_layer))
 

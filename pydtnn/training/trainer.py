@@ -21,7 +21,7 @@ from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.model.pipeline import Schedule, find
 from pydtnn.optimizers import Optimizer, get_optimizer
-from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.exchange import GradientExchange, averaged, make_equal
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training import batch_checks, checks
 from pydtnn.training.batch_checks import micro_batches_of
@@ -348,7 +348,7 @@ class Trainer(SuggestsNames):
                     with self.setup.phase("epoch"):
                         self._run_epoch(loader, seed, validation)
             self.synchronise()
-            self.exchange.make_equal()
+            make_equal(self.exchange)
             self._notify("on_fit_end")
             self._notify("finish")
         except NotFiniteError:
@@ -675,7 +675,7 @@ class Trainer(SuggestsNames):
         """
         if self.optimizer.is_bound_to(self.model.buffers):
             return False
-        self.exchange.drain()
+        self.exchange.in_flight.wait()
         if self._uses_up():
             self.model.share_gradients()
         self.optimizer.rebind(self.model.buffers, self.exchange)
@@ -720,7 +720,7 @@ class Trainer(SuggestsNames):
         """
         with collective(self.comm, "Trainer.averaged", nested=True):
             self.synchronise()
-            with self.exchange.averaged():
+            with averaged(self.exchange):
                 yield
 
     def synchronise(self) -> None:

@@ -117,7 +117,7 @@ def test_training_that_goes_on_afterwards_has_sane_running_statistics():
     with pytest.raises(NotFiniteError):
         run.fit(data(np.nan), global_batch_size=8)
     assert run.exchange.samples == 0
-    assert not run.exchange._requests
+    assert not len(run.exchange.in_flight)
     run.fit(data(), global_batch_size=8)
     assert run.exchange.samples == 8
     assert all(np.isfinite(value).all() for value in run.model.state().values())

@@ -135,12 +135,12 @@ class StreamingDiLoCo(DiLoCo):
         """Start to average the bucket's outer gradient over all ranks."""
         change = self.changes[bucket.index]
         change[...] = (self.outer[bucket.index] - bucket.values) / self.comm.size
-        self.add_request(bucket, self.comm.iallreduce(change))
+        self.in_flight.put(bucket, self.comm.iallreduce(change))
 
     def merge(self, bucket: Bucket, lr: float) -> None:
         """Take the outer step of a bucket, and move the rank's parameters to the outer ones."""
-        if bucket.index in self._requests:
-            self.pop_request(bucket).wait()
+        if bucket in self.in_flight:
+            self.in_flight.pop(bucket).wait()
         outer, change = self.outer[bucket.index], self.changes[bucket.index]
         self.outer_step(outer, self.velocity[bucket.index], change, lr)
         bucket.values[...] = self.mixing * bucket.values + (1 - self.mixing) * outer

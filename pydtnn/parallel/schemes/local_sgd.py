@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.exchange import GradientExchange, average_by_samples
 from pydtnn.parallel.option import option
 
 
@@ -67,7 +67,7 @@ class PostLocalSGD(LocalSGD):
 
     def update(self, optimizer: Optimizer) -> None:
         if optimizer.iterations < self.after:
-            self.average(bucket.grads for bucket in self.buckets)
+            average_by_samples(self, (bucket.grads for bucket in self.buckets))
             optimizer.step()
         else:
             super().update(optimizer)

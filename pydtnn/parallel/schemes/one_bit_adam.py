@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import AdamW, Optimizer
 from pydtnn.parallel.compression.quantised import sign
 from pydtnn.parallel.exchange import GradientExchange
@@ -50,18 +48,11 @@ class OneBitAdam(GradientExchange):
     def __init__(self, comm: Communicator, **options: Any) -> None:
         super().__init__(comm, **options)
         self.momenta = sign(served=True)(comm)
+        self._all_sums.append(self.momenta)
 
     def check(self, optimizer: Optimizer) -> None:
         if type(optimizer) is not AdamW or optimizer.clip_norm is not None:
             raise ValueError(f"OneBitAdam: expected AdamW without clip_norm, got {optimizer!r}")
-
-    def start(self, buckets: tuple[Bucket, ...]) -> None:
-        self.momenta.prepare(buckets)
-        super().start(buckets)
-
-    def free(self) -> None:
-        self.momenta.free()
-        super().free()
 
     def update(self, optimizer: Optimizer) -> None:
         if optimizer.iterations < self.warm_up:
@@ -72,9 +63,9 @@ class OneBitAdam(GradientExchange):
         for bucket in self.buckets:
             mean = rule.beta1 / self.comm.size * state[bucket.index, "m"]
             bucket.grads[...] = mean + (1 - rule.beta1) * bucket.grads
-            self.add_request(bucket, self.momenta.start(bucket))
+            self.in_flight.put(bucket, self.momenta.start(bucket))
         for bucket in self.buckets:
-            self.pop_request(bucket).wait()
+            self.in_flight.pop(bucket).wait()
             m, v = state[bucket.index, "m"], state[bucket.index, "v"]
             m[...] = bucket.grads
             scale = np.sqrt(v / (1 - rule.beta2**self.warm_up)) + rule.epsilon
@@ -82,10 +73,3 @@ class OneBitAdam(GradientExchange):
             for run, group in rule.groups.cut(bucket.parameters, rule.weight_decay, False):
                 values, lr = bucket.values[run], group.lr_factor * terms["lr"]
                 values -= lr * (change[run] + group.weight_decay * values)
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | self.momenta.state()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self.momenta.load(state)

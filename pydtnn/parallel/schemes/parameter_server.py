@@ -56,17 +56,17 @@ class ParameterServer(Partition):
         pushed = self.pushed.get(bucket.index)  # None if another rank is the server
         sends = [(bucket.grads, self.servers[bucket.index])] if pushed is None else []
         receives = [(array, rank) for rank, array in (pushed or {}).items()]
-        self.add_request(bucket, self.comm.exchange(sends, receives, PUSH))
+        self.in_flight.put(bucket, self.comm.exchange(sends, receives, PUSH))
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.add)
         for bucket in self.buckets:
             self.pull(bucket)
-        self.drain()
+        self.in_flight.wait()
 
     def add(self, bucket: Bucket) -> None:
         """Wait for pushed gradients and add them to the server's own."""
-        self.pop_request(bucket).wait()
+        self.in_flight.pop(bucket).wait()
         for array in self.pushed.get(bucket.index, {}).values():
             bucket.grads[...] += array
 
@@ -75,4 +75,4 @@ class ParameterServer(Partition):
         pushed = self.pushed.get(bucket.index)
         sends = [(bucket.values, rank) for rank in pushed or {}]
         receives = [(bucket.values, self.servers[bucket.index])] if pushed is None else []
-        self.add_request(bucket, self.comm.exchange(sends, receives, PULL))
+        self.in_flight.put(bucket, self.comm.exchange(sends, receives, PULL))

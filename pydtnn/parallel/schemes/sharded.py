@@ -48,6 +48,7 @@ class Partition(GradientExchange):
         self._groups: tuple[Communicator, ...] = ()
         self.counts: dict[int, list[int]] = {}
         self._divided: dict[int, Bucket] = {}
+        self.exact_norms = self.sums.shards is not None
 
     @property
     def group(self) -> Communicator:

@@ -6,8 +6,7 @@ when backward writes gradients there, or the values of the other ranks arrive (`
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -72,7 +71,7 @@ class ShardedParameters(ShardedGradients):
     times instead of twice: gathered for forward and for backward, and its gradients reduced. Of a
     16-bit model, matrices are gathered in 16 bits, rounded by the rank that has the master values.
 
-    In a step a rank has its own part; `whole` gathers all, as evaluations and checkpoints do.
+    In a step a rank has its own part; evaluations and checkpoints gather all.
 
     References
     ----------
@@ -80,7 +79,7 @@ class ShardedParameters(ShardedGradients):
     scaling fully sharded data parallel", VLDB 2023, section 3.
     """
 
-    equal = sums_gradients = exact = gathers = True
+    equal = sums_gradients = exact = True
 
     def __init__(self, comm: Communicator, **options: Any) -> None:
         super().__init__(comm, **options)
@@ -121,11 +120,12 @@ class ShardedParameters(ShardedGradients):
         parts = [bucket.read(slice(start, stop)) for start, stop in cuts]
         rank, size = self.place, self.parts
         others = [(rank + shift) % size for shift in range(1, size)]  # each begins with another
-        self._gathered[bucket.index] = self.group.exchange(
+        request = self._gathered[bucket.index] = self.group.exchange(
             [(array, other) for other in others for array in parts[rank]],
             [(array, other) for other in others for array in parts[other]],
             2 * len(self.buckets) + bucket.index,  # exact sums have the tags below
         )
+        self.in_flight.add(request)
 
     def release(self, bucket: Bucket) -> None:
         """Free the memory of the parts of other ranks."""
@@ -141,11 +141,6 @@ class ShardedParameters(ShardedGradients):
             super().gather_all()
             self._complete = True
 
-    def progress(self) -> None:
-        super().progress()
-        for request in self._gathered.values():
-            request.test()
-
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()
         self.release_all()
@@ -155,20 +150,3 @@ class ShardedParameters(ShardedGradients):
         for bucket in self.buckets:
             self.release(bucket)
         self._complete = False
-
-    def abandon(self) -> None:
-        super().abandon()
-        self.gather_all()
-
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        divided = not self._complete
-        self.gather_all()
-        try:
-            yield
-        finally:
-            if divided:
-                self.release_all()
-
-    def make_equal(self) -> None:
-        self.gather_all()

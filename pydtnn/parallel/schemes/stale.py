@@ -64,7 +64,7 @@ class StaleGradients(GradientExchange):
         late = self.steps[0][bucket.index]
         late.bucket.grads[...] = bucket.grads
         late.request = self.sums.start(late.bucket)
-        self._pending.add(late.request)
+        self.in_flight.add(late.request)
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.wait)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.option import option
+from pydtnn.utils.request import Chain, Completed, Request
 
 
 class StaleSynchronous(GradientExchange):
@@ -37,52 +39,48 @@ class StaleSynchronous(GradientExchange):
     """
 
     staleness: int = option(2, at_least=0)
-    owed: int = 0  # updates that each other rank has sent since
 
     def broadcast_parameters(self) -> None:
         """Copy rank 0's parameters to all ranks, without updates that they have not applied."""
-        self.drain()
+        self.in_flight.wait()
         super().broadcast_parameters()
-        self.late = [[0 * b.values for b in self.buckets] for _ in range(self.staleness)]
+        self.late = [(self.zeros(), cast(Request, Completed())) for _ in range(self.staleness)]
+
+    def zeros(self) -> list[np.ndarray]:
+        """Return new arrays of zeros, as long as the buckets."""
+        return [0 * bucket.values for bucket in self.buckets]
 
     def loss_scale(self, local: int, total: int) -> float:
         return self.comm.size / total
 
     def update(self, optimizer: Optimizer) -> None:
+        tag = optimizer.iterations % (self.staleness + 1)
+        others = [(self.comm.rank + hop) % self.comm.size for hop in range(1, self.comm.size)]
         before = [bucket.values.copy() for bucket in self.buckets]
         optimizer.step()
+        totals = self.zeros()
+        self.late.append((totals, Chain(self.receive(totals, others, tag))))
+        self.in_flight.add(self.late[-1][1])
         for bucket, old in zip(self.buckets, before, strict=True):
             change = (bucket.values - old) / self.comm.size
             bucket.values[...] = old + change
-            for hop in range(1, self.comm.size):
-                self._pending.add(self.comm.isend(change, (self.comm.rank + hop) % self.comm.size))
-        self.owed += 1
-        if not self.late:
-            self.receive()
-        for bucket, change in zip(self.buckets, self.late.pop(0), strict=True):
+            for other in others:
+                self.in_flight.add(self.comm.isend(change, other, tag))
+        totals, received = self.late.pop(0)
+        received.wait()
+        for bucket, change in zip(self.buckets, totals, strict=True):
             bucket.values += change
         self.samples = 1  # equal weights when parameters are averaged for evaluation
 
-    def receive(self) -> None:
-        """Wait for the next update of all other ranks."""
-        self.late.append([0 * bucket.values for bucket in self.buckets])
-        for total in self.late[-1]:
+    def receive(
+        self, totals: Sequence[np.ndarray], others: Sequence[int], tag: int
+    ) -> Iterator[Request]:
+        """Add up the updates of other ranks in a step."""
+        for total in totals:
             part = np.empty_like(total)
-            for hop in range(1, self.comm.size):
-                self.comm.recv(part, (self.comm.rank + hop) % self.comm.size)
+            for other in others:
+                yield self.comm.irecv(part, other, tag)
                 total += part
-        self.owed -= 1
-
-    def drain(self) -> None:
-        """Receive what all ranks, which are at the same step, have sent."""
-        while self.owed:
-            self.receive()
-        super().drain()
-
-    def average_parameters(self) -> None:
-        """Average the parameters of all ranks, without updates that they have not applied."""
-        self.drain()
-        super().average_parameters()
 
     def arrays(self) -> dict[str, Sequence[np.ndarray]]:
-        return {f"late{age}": update for age, update in enumerate(self.late)}
+        return {f"late{age}": totals for age, (totals, _) in enumerate(self.late)}

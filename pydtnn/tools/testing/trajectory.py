@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +30,7 @@ from pydtnn.model import Model
 from pydtnn.model.partition import Plan
 from pydtnn.model.pipeline import Schedule
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.exchange import AllReduce, GradientExchange, gather_parameters, make_equal
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.tools.testing.calls import CallLog, CallRecorder, Injected
 from pydtnn.tools.testing.trace import Records, StepTrace, largest
@@ -383,7 +382,7 @@ class TrajectoryRank:
                 setattr(self.exchange, conditions.fails, _fail)
             self._step(step)
         trajectory.last_loss, outputs = self._evaluate()
-        self.exchange.make_equal()
+        make_equal(self.exchange)
         end = {(END, "output"): outputs, (END, "parameter"): self._parameters()}
         trajectory.values.update(end)
         trainer.comm.barrier()  # all matching operations are complete
@@ -416,7 +415,7 @@ class TrajectoryRank:
         if is_nan and self.is_last:
             batch = replace(batch, x=batch.x * np.nan)
         rows = self._begin(step, batch.total)
-        trajectory, traffic, before = self.trajectory, self.trainer.comm.traffic, self._parameters()
+        trajectory, traffic = self.trajectory, self.trainer.comm.traffic
         messages, sent, waited = traffic.messages, traffic.bytes, traffic.seconds
         calls, start, loss = len(self.log.calls), time.perf_counter(), np.nan
         try:
@@ -424,7 +423,9 @@ class TrajectoryRank:
         except NotFiniteError:
             if not is_nan:
                 raise
-            self._check_abandoned(before)
+            for request in self.log.pending:
+                what = f"{request.what} incomplete; add every request to self.in_flight"
+                raise ValueError(f"the scheme leaves {what}") from None
         trajectory.wall += time.perf_counter() - start
         trajectory.messages += traffic.messages - messages
         trajectory.bytes += traffic.bytes - sent
@@ -480,22 +481,8 @@ class TrajectoryRank:
         return _joined([f"output {i}" for i in range(count)], self.model.outputs, rows)
 
     def _parameters(self) -> dict[str, Local]:
-        with self.exchange.whole():
-            return {n: Local(p.master.copy(), p.part) for n, p in self.model.parameters.items()}
-
-    def _check_abandoned(self, before: dict[str, Local]) -> None:
-        """No request is pending after an abandoned step, and no parameter has changed."""
-        for request in self.log.pending:
-            raise ValueError(f"abandon() leaves {request.what} incomplete; wait for every request")
-        after = self._parameters()
-        if not all(np.array_equal(local.array, after[n].array) for n, local in before.items()):
-            raise ValueError("abandon() changed the parameters; only update() may change them")
-        kept = chain(*self.exchange.arrays().values(), self.exchange.sums.state().values())
-        if not all(np.isfinite(array).all() for array in kept):
-            raise ValueError(
-                "abandon() leaves NaN in what the scheme keeps between steps; change it in "
-                "update(), or call super().abandon(), which removes it from arrays()"
-            )
+        gather_parameters(self.exchange)
+        return {n: Local(p.master.copy(), p.part) for n, p in self.model.parameters.items()}
 
 
 def _joined(

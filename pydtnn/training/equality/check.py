@@ -14,6 +14,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import ParameterPart
 from pydtnn.layers.statistics import RUNNING
+from pydtnn.parallel.exchange import GathersParameters
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.capabilities import why_not
 from pydtnn.training.setup import Setup
@@ -72,7 +73,8 @@ def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[ComparedArray]:
         return (*stages, *(() if part is None else part.axes), *others)
 
     result = [ComparedArray("number of updates or learning rate", numbers, ())]
-    parameters = [] if setup.exchange.gathers else [*setup.model.parameters.values()]
+    gathers = isinstance(setup.exchange, GathersParameters)
+    parameters = [] if gathers else [*setup.model.parameters.values()]
     for p in reversed(parameters):  # forward's order
         result.append(ComparedArray(f"parameter {p.name}", p.master, cut(p.part)))
     for slot, name, array in _slots(setup):

@@ -11,6 +11,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import begin
 from pydtnn.parallel.schemes import ElasticAveraging, LocalSGD, create_scheme
 from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE, checksum, data, fit, trainer_of
@@ -66,7 +67,7 @@ def test_the_centre_of_elastic_averaging_follows_weights_that_are_loaded(comm):
     fit(trainer, 1)
     for bucket in trainer.model.buckets:
         bucket.values[...] = 0
-    trainer.exchange.begin(trainer.model.buckets)
+    begin(trainer.exchange, trainer.model.buckets)
     assert not any(centre.any() for centre in trainer.exchange.centre)
 
 
@@ -76,7 +77,7 @@ def test_samples_of_a_fit_that_was_interrupted_do_not_count(comm):
     with pytest.raises(Interrupted):
         trainer.fit(data(), epochs=1, global_batch_size=9)
     assert trainer.exchange.samples > 0
-    trainer.exchange.begin(trainer.model.buckets)
+    begin(trainer.exchange, trainer.model.buckets)
     assert trainer.exchange.samples == 0
     assert len(set(checksum(comm, trainer))) == 1
 

@@ -7,6 +7,7 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import averaged
 from pydtnn.parallel.schemes import Gossip, GradientPush
 from pydtnn.parallel.schemes.gossip import GRAPHS
 from tests.each import each
@@ -72,7 +73,7 @@ def test_pushed_parameters_are_averaged_by_their_weights(comm):
     exchange.weight = comm.rank + 0.5
     trainer.model.buffers[0].values[:] += comm.rank
     expected = np.average(all_values(comm, trainer), axis=0, weights=[0.5, 1.5, 2.5])
-    with exchange.averaged():
+    with averaged(exchange):
         np.testing.assert_allclose(trainer.model.buffers[0].values, expected, rtol=1e-12)
 
 

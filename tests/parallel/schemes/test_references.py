@@ -146,7 +146,7 @@ def counted(comm: Communicator, name: str, options: dict[str, Any], steps: int) 
         for bucket in exchange.buckets:
             exchange.bucket_ready(bucket)
         exchange.update(trainer.optimizer)
-    exchange.drain()
+    exchange.in_flight.wait()
     return traffic.messages - messages, traffic.bytes - sent
 
 

@@ -154,36 +154,15 @@ class LeavesARequest(Plain):
             self.comm.iallreduce(np.ones(5))
 
 
-@breaks(2, r"with step 5 abandoned: rank \d: abandon\(\) leaves iallreduce of")
-class AbandonsNothing(AllReduce):
-    def abandon(self) -> None:
-        self._requests.clear()
-
-
-@breaks(2, r"with step 5 abandoned: rank \d: abandon\(\) leaves NaN in what the scheme keeps")
-class KeepsNaN(AllReduce):
-    """Keeps the last gradients, those of an abandoned step too."""
-
-    def start(self, buckets: tuple[Bucket, ...]) -> None:
-        super().start(buckets)
-        self.last = [np.zeros_like(bucket.grads) for bucket in buckets]
+@breaks(2, r"with step 5 abandoned: rank \d: the scheme leaves iallreduce of")
+class KeepsRequests(AllReduce):
+    """Keeps its requests to itself."""
 
     def bucket_ready(self, bucket: Bucket) -> None:
-        self.last[bucket.index][...] = bucket.grads
-        super().bucket_ready(bucket)
+        self.requests = {**getattr(self, "requests", {}), bucket.index: self.start_sum(bucket)}
 
-    def arrays(self) -> dict[str, Any]:
-        return super().arrays() | {"last": self.last}
-
-    def abandon(self) -> None:
-        self.drain()
-
-
-@breaks(1, r"with step 5 abandoned: rank 0: abandon\(\) changed the par")
-class UpdatesWhenAbandoned(AllReduce):
-    def abandon(self) -> None:
-        super().abandon()
-        self.buckets[0].values[...] *= 0.9
+    def wait(self, bucket: Bucket) -> None:
+        self.requests.pop(bucket.index).wait()
 
 
 @breaks(2, r"resumed after step 10: the parameter \S+ of rank 0 differs .* step 11, by")

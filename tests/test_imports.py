@@ -98,7 +98,6 @@ CONFINED = {
     "cupy": ["kernels.cuda", "comm.nccl", "cli.info"],
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
-    "otf2": ["tools.tracing.exports"],
     "jinja2": ["tools.report.page"],
     "tensorboardX": ["callbacks.tensorboard"],
     "mlflow": ["callbacks.trackers"],

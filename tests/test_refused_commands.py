@@ -73,8 +73,8 @@ OTHERS = {
     "trace": [
         ["summary", "runs/a"],
         ["export", "runs/a", "--to=csv", "--output=new/x.csv"],
-        ["export", "trace", "--to=chakra", "--output=pictures"],
-        ["replay", "trace", "--platform=nonsense"],
+        ["export", "trace", "--to=otf2", "--output=new/x"],
+        ["replay", "trace", "--platform=cpu-1gbit"],
     ],
     "report": [
         ["runs/a", "--step=first", "--output=new/page.html"],

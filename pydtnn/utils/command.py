@@ -115,10 +115,16 @@ class Parser(argparse.ArgumentParser):
     essential : sequence of str
         Destinations of the options that ``--help`` prints, in this order; by default it prints the
         complete page.
+
+    Attributes
+    ----------
+    removed : dict of str to str
+        Options, and first arguments, of earlier versions, and what to use instead.
     """
 
     def __init__(self, *args: Any, essential: Sequence[str] = (), **keywords: Any) -> None:
         self.essential = essential
+        self.removed: dict[str, str] = {}
         if essential:
             keywords["add_help"] = False
         super().__init__(*args, **keywords)
@@ -126,6 +132,15 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(
                 "-h", "--help", action=_Help, help=f"show a section, or {ALL}, and exit"
             )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, after refusing what is removed."""
+        given = sys.argv[1:] if args is None else [*args]
+        options = [one.partition("=")[0] for one in given if one.startswith("--")]
+        for name in (*given[:1], *options):
+            if name in self.removed:
+                raise ValueError(f"{name} has been removed: {self.removed[name]}")
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")

@@ -282,15 +282,6 @@ def check_expansion(name: str, packed: int, expanded: int) -> None:
         )
 
 
-def check_new(who: str, folder: Path) -> None:
-    """Raise FileExistsError if a folder for new files exists."""
-    if folder.exists():
-        raise FileExistsError(
-            f"{who}: expected a new folder, got {folder}, which exists; remove it or choose "
-            "another one with --output"
-        )
-
-
 def unwritable(who: str, path: str | Path, error: OSError) -> OSError:
     """Return an error of the same type with a message for a file that could not be written."""
     advice = "free some space or choose another folder"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydtnn.tools.tracing.exports import FORMATS
 from pydtnn.tools.tracing.flight import describe_flights, read_flights
@@ -27,16 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_subcommand("pydtnn trace", create_parser(), arguments)
 
 
-def create_parser(*more: Callable[[Any], None]) -> Parser:
-    """Return the parser of the command line.
-
-    Parameters
-    ----------
-    *more : callable
-        Add further commands to the result of `add_subparsers`.
-    """
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
     parser, commands = subcommands(
         "pydtnn trace", "Export, summarise and compare traces that --trace has written.", EXAMPLES
+    )
+    parser.removed["replay"] = (
+        "training with --virtual-ranks, or python -m pydtnn oracle --sweep bandwidth, predicts a "
+        "step on other networks"
     )
     export = commands.add_parser("export", help="write a trace in the format of another tool")
     export.add_argument("folder", help="folder of --trace")
@@ -45,13 +42,9 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
         "--format",
         required=True,
         choices=FORMATS,
-        help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; chakra: a step for "
-        "simulators such as ASTRA-sim; csv: a row per record",
+        help="chrome: JSON for ui.perfetto.dev; paraver; csv: a row per record",
     )
-    export.add_argument(
-        "--output",
-        help="file or, for otf2 and chakra, new folder; default: in the folder",
-    )
+    export.add_argument("--output", help="file; default: in the folder")
     export.set_defaults(command=_export)
     summary = commands.add_parser("summary", help="print where time went")
     summary.add_argument("folder", help="folder of --trace")
@@ -67,8 +60,6 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
     last = "activities of ranks that are late; default: 8"
     flight.add_argument("--last", type=_rows, default=8, help=last)
     flight.set_defaults(command=_flight)
-    for add in more:
-        add(commands)
     return parser
 
 

@@ -106,6 +106,7 @@ def test_mistakes_are_answered_in_one_sentence(folder, tmp_path, capsys):
     assert "give the folder of --trace" in error(capsys, "summary", tmp_path)
     assert "see python -m pydtnn trace export --help" in error(capsys, "export", tmp_path)
     assert "invalid choice" in error(capsys, "export", tmp_path, "--to", "pdf")
+    assert "replay has been removed: training with" in error(capsys, "replay", tmp_path)
     assert "expected a number of rows from 1" in error(capsys, "summary", tmp_path, "--top", "0")
     (tmp_path / "file").touch()
     text = error(
@@ -119,7 +120,7 @@ def test_mistakes_are_answered_in_one_sentence(folder, tmp_path, capsys):
 
 def test_the_module_is_a_program_and_needs_no_mpi(folder):
     code = "import sys; from pydtnn.tools.trace import main; main(sys.argv[1:])\n"
-    code += "print(sorted({'mpi4py', 'otf2'} & {*sys.modules}))"
+    code += "print(sorted({'mpi4py', 'optuna'} & {*sys.modules}))"
     command = [sys.executable, "-c", code, "summary", str(folder / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "parallel efficiency" in done.stdout

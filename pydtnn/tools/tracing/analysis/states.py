@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,30 +29,18 @@ class States:
     Attributes
     ----------
     times : ndarray of int, shape ``(n + 1,)``
-        Ascending, in ns: starts and stops of all activities, and of everything that is in flight.
+        Ascending, in ns: starts and stops of steps, calls and waits, and of what is in flight.
     state : ndarray of int, shape ``(n,)``
         The `State` from each time to the next.
-    activity : ndarray of int, shape ``(n,)``
-        Position of the innermost activity in `Timeline.activities`; -1 outside of all.
     """
 
     times: np.ndarray
     state: np.ndarray
-    activity: np.ndarray
 
     @property
     def seconds(self) -> np.ndarray:
         """Time in each `State`, in s."""
         return np.bincount(self.state, np.diff(self.times), len(State)) / 1e9
-
-    def runs(self, chosen: Collection[State]) -> Iterator[tuple[int, int, int, int]]:
-        """Yield state, activity, start and stop of each time in which they do not change."""
-        before = np.append(True, np.diff(self.state) | np.diff(self.activity)).astype(bool)
-        borders = np.flatnonzero(before[: len(self.state)])
-        stops = self.times[np.append(borders[1:], len(self.state)).astype(int)]
-        columns = self.state[borders], self.activity[borders], self.times[borders], stops
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return (row for row in rows if row[0] in chosen)
 
 
 def find_states(timeline: Timeline, blocks: Blocks | None = None) -> list[States]:
@@ -73,15 +60,12 @@ def find_states(timeline: Timeline, blocks: Blocks | None = None) -> list[States
     begin = np.maximum(blocks.start[blocks.block], blocks.posted)
     found = []
     for rank in range(timeline.size):
-        chosen = timeline.select(rank=rank, main=True)
-        activities = timeline.activities[chosen]
-        nested = activities["start"], activities["stop"]
         own, waits = blocks.rank == rank, (blocks.rank[blocks.block] == rank) & (shares > 0)
         steps = timeline.steps.start[:, rank], timeline.steps.stop[:, rank]
         called = blocks.start[own], blocks.stop[own]
         waiting = begin[waits], (begin + shares)[waits]
         flying = _in_flight(timeline, blocks, rank)
-        times = np.unique(np.concatenate([*nested, *steps, *called, *waiting, *flying]))
+        times = np.unique(np.concatenate([*steps, *called, *waiting, *flying]))
         state = np.full(max(len(times) - 1, 0), State.COMPUTE.value)
         for intervals, value in (
             (flying, State.OVERLAP),
@@ -90,8 +74,7 @@ def find_states(timeline: Timeline, blocks: Blocks | None = None) -> list[States
         ):
             state[count_open(times, *intervals) > 0] = value
         state[count_open(times, *steps) == 0] = State.OUTSIDE
-        place = innermost(times, *nested)
-        found.append(States(times, state, np.where(place < 0, -1, chosen[place])))
+        found.append(States(times, state))
     return found
 
 
@@ -128,15 +111,3 @@ def count_open(times: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.nda
     np.add.at(change, np.searchsorted(times, start), 1)
     np.add.at(change, np.searchsorted(times, stop), -1)
     return np.cumsum(change)[:-1]
-
-
-def innermost(times: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Return the last interval that contains the time from each of `times` to the next; or -1.
-
-    Of nested activities in their order in `Timeline.activities`, it is the innermost one.
-    """
-    found = np.full(max(len(times) - 1, 0), -1)
-    first, last = np.searchsorted(times, start), np.searchsorted(times, stop)
-    for place, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        found[a:b] = place
-    return found

@@ -1,4 +1,4 @@
-"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, Chakra, tables."""
+"""Traces in the formats of other tools: Perfetto, Paraver, tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pydtnn.tools.tracing.exports.chakra import write_chakra
 from pydtnn.tools.tracing.exports.chrome import write_chrome
-from pydtnn.tools.tracing.exports.otf2 import write_otf2
 from pydtnn.tools.tracing.exports.paraver import write_paraver
 from pydtnn.tools.tracing.exports.table import write_table
 from pydtnn.tools.tracing.timeline import Timeline
@@ -22,7 +20,7 @@ class Format(NamedTuple):
     write : callable
         Writes a timeline to a path.
     output : str
-        Name of the file or folder if none is given.
+        Name of the file if none is given.
     """
 
     write: Callable[[Timeline, Path], None]
@@ -32,8 +30,6 @@ class Format(NamedTuple):
 FORMATS = {
     "chrome": Format(write_chrome, "trace.json"),
     "paraver": Format(write_paraver, "trace.prv"),
-    "otf2": Format(write_otf2, "otf2"),
-    "chakra": Format(write_chakra, "chakra"),
     "csv": Format(write_table, "trace.csv"),
 }
 """The formats by name."""
@@ -41,9 +37,7 @@ FORMATS = {
 __all__ = [
     "FORMATS",
     "Format",
-    "write_chakra",
     "write_chrome",
-    "write_otf2",
     "write_paraver",
     "write_table",
 ]

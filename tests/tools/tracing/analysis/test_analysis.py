@@ -22,7 +22,6 @@ from pydtnn.tools.tracing.analysis import (
     usage,
     waits,
 )
-from pydtnn.tools.tracing.analysis.calls import Programs
 from pydtnn.tools.tracing.analysis.efficiency import replay
 from pydtnn.tools.tracing.analysis.times import Machine
 from pydtnn.tools.tracing.summary import describe_changes, summarize
@@ -144,14 +143,6 @@ def test_a_wait_that_begins_with_the_part_ends_when_the_last_rank_has_begun(run)
     start, stop = blocks.start[waits], blocks.stop[waits] + 1000
     assert start[1] > start[0]
     np.testing.assert_array_equal(replay(timeline, blocks, start, stop), start[1] + 1000)
-
-
-def test_time_of_a_step_between_two_phases_is_computation(run):
-    timeline = run(ranks=1, steps=2)
-    batches = timeline.select(kind=Kind.PHASE, name=timeline.name_id("data"))
-    timeline.activities["stop"][batches] -= MS // 4
-    (program,) = Programs(timeline).of()
-    assert program.computed[-1] == pytest.approx(2e9 * COMPUTE)
 
 
 @pytest.mark.parametrize("messages", [True, False])

@@ -163,40 +163,6 @@ def test_states_of_paraver_are_the_times_of_waits_and_batches(paraver, timeline,
     assert {*codes} <= {*paraver.types}
 
 
-def test_otf2_is_read_back_with_equal_counts(timeline, tmp_path):
-    otf2 = pytest.importorskip("otf2")
-    FORMATS["otf2"].write(timeline, tmp_path / "archive")
-    counts = {}
-    open_regions = {}
-    last = {}
-    messages = []
-    with otf2.reader.open(str(tmp_path / "archive" / "traces.otf2")) as archive:
-        for location, event in archive.events:
-            counts[type(event).__name__] = counts.get(type(event).__name__, 0) + 1
-            key = location.group.name, location.name
-            assert last.get(key, 0) <= event.time
-            last[key] = event.time
-            stack = open_regions.setdefault(key, [])
-            if isinstance(event, otf2.events.Enter):
-                stack.append(event.region.name)
-            elif isinstance(event, otf2.events.Leave):
-                assert stack.pop() == event.region.name
-            elif isinstance(event, otf2.events.MpiIrecv):
-                messages.append((event.sender, location.group.name, event.msg_length))
-                assert stack[-1] == "iallreduce"
-    assert not any(open_regions.values())
-    assert len(open_regions) == 8
-    assert counts.pop("Enter") == counts.pop("Leave") == len(timeline.activities)
-    with pytest.raises(FileExistsError, match="expected a new folder, got"):
-        FORMATS["otf2"].write(timeline, tmp_path)
-    assert {*counts.values()} == {len(timeline.messages)}
-    assert {*counts} == {"MpiIsend", "MpiIsendComplete", "MpiIrecvRequest", "MpiIrecv"}
-    sent = timeline.messages.sent
-    assert sorted(messages) == sorted(
-        (one["source"], f"rank {one['target']}", one["nbytes"]) for one in sent
-    )
-
-
 def test_a_table_has_a_row_per_record(timeline, folder):
     FORMATS["csv"].write(timeline, folder / "trace.csv")
     with open(folder / "trace.csv", newline="") as file:

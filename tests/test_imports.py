@@ -84,7 +84,7 @@ ALLOWED = {
     "report": {"utils", "tracing", "runs"},
     "runs": {*BELOW_TRAINING, "training"},
     "programs": {*BELOW_PROGRAMS, "models"},
-    "perfmodel": {*BELOW_PROGRAMS, "models", "programs", "tracing", "tools"},
+    "perfmodel": {*BELOW_PROGRAMS, "models", "programs"},
     "tools": {
         *(*BELOW_PROGRAMS, "models", "programs", "interchange", "testing", "tracing", "report"),
         *("runs", "perfmodel"),

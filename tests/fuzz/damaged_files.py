@@ -72,7 +72,6 @@ from pydtnn.tools.perfmodel.compute.profile import (
 )
 from pydtnn.tools.search import make_space
 from pydtnn.tools.search.lines import describe_trial
-from pydtnn.tools.search.page import render as render_study
 from pydtnn.tools.search.study import JOURNAL, SharedStudy
 from pydtnn.tools.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tools.tracing.summary import summarize
@@ -773,7 +772,6 @@ class Studies(Kind):
     def read(self) -> list[Any]:
         own = SharedStudy(self.folder, self.space)
         own.close()
-        render_study(self.space, own.study)
         trials = list(own.study.get_trials(deepcopy=False))
         for one in trials:
             if one.state.is_finished():

@@ -34,19 +34,13 @@ def sections_of(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> li
 
 
 def render(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> str:
-    """Return the page of runs, see `render_sections`.
+    """Return the page of runs as HTML that refers to no other file.
 
     Parameters
     ----------
     runs : sequence of Run
     shown : sequence of Step
         Steps of the timeline; by default one of median duration and the slowest one.
-    """
-    return render_sections(title(runs), sections_of(runs, shown))
-
-
-def render_sections(title: str, sections: Sequence[Section]) -> str:
-    """Return a page as HTML that refers to no other file.
 
     Raises
     ------
@@ -54,6 +48,7 @@ def render_sections(title: str, sections: Sequence[Section]) -> str:
         If Jinja2 is not installed, with the command that installs it.
     """
     jinja2 = import_optional("jinja2", "jinja2", "report")
+    sections = sections_of(runs, shown)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -62,7 +57,7 @@ def render_sections(title: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
-        title=title,
+        title=title(runs),
         sections=[section for section in sections if not section.empty],
         absent=[section for section in sections if section.empty],
         plotly=(TEMPLATES / "plotly-basic.min.js").read_text(),

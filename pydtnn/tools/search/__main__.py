@@ -27,9 +27,6 @@ from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_object
 
-PAGE = "search.html"
-"""File of the page, in the folder of the study."""
-
 EXAMPLES = """examples:
   python -m pydtnn search space.yaml
   mpirun -np 8 python -m pydtnn search space.yaml --ranks-per-trial 2
@@ -128,7 +125,7 @@ def _run(comm: Any, arguments: Sequence[str]) -> None:
     if space.function:
         objective = together(comm, import_object, space.function, f"{WHO}: function")
     comm, study = search(objective, space, folder, options.ranks_per_trial, comm, print_line)
-    on_remaining(comm, lambda comm: on_rank_0(comm, _finish, space, study, folder, options))
+    on_remaining(comm, lambda comm: on_rank_0(comm, _finish, space, study, options))
 
 
 def _read(options: argparse.Namespace) -> Space:
@@ -136,20 +133,12 @@ def _read(options: argparse.Namespace) -> Space:
     return space if options.trials is None else replace(space, trials=options.trials)
 
 
-def _finish(space: Space, study: Any, folder: Path, options: argparse.Namespace) -> None:
-    """Write the file of `--export` and the page, and print the best trials."""
-    from pydtnn.tools.search.page import render  # one rank needs it
-
+def _finish(space: Space, study: Any, options: argparse.Namespace) -> None:
+    """Write the file of `--export`, and print the best trials."""
     best = best_of(space, study.get_trials(deepcopy=False))
     if best and options.export:  # before lines, for which the terminal may have been closed
         text = configuration(space, best[0])
         write_file(f"{WHO}: --export", options.export, text.encode())
-    try:
-        page = render(space, study)
-        write_file(WHO, folder / PAGE, page.encode())
-        print(f"page: {folder / PAGE}")
-    except ImportError as error:  # the page alone needs Jinja2
-        print(f"no page: {error}")
     if not best:
         raise ValueError(f"{WHO}: no trial is complete; see the reasons above")
     for one in best:

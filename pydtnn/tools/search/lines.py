@@ -11,9 +11,6 @@ from pydtnn.tools.search.study import GROUP, REASON
 from pydtnn.utils.names import shorten
 from pydtnn.utils.units import duration
 
-STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
-"""Optuna's states, as they are shown."""
-
 
 def best_of(space: Space, trials: Sequence[Any]) -> list[Any]:
     """Return the best trial that is complete, of several objectives those that none surpasses."""
@@ -41,12 +38,8 @@ def seconds_of(one: Any) -> float:
 
 def options_of(one: Any) -> str:
     """Return the options of a trial as text."""
-    return "  ".join(f"{name} {show_value(value)}" for name, value in one.params.items())
-
-
-def show_value(value: Any) -> str:
-    """Return a value of a dimension as text."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    texts = {n: f"{v:.4g}" if isinstance(v, float) else str(v) for n, v in one.params.items()}
+    return "  ".join(f"{name} {text}" for name, text in texts.items())
 
 
 def result_of(space: Space, one: Any) -> str:

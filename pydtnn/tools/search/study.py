@@ -36,7 +36,7 @@ MAX_STARTS = 5
 """Starts of a trial without a further epoch, after which it is not started again."""
 
 SPACE, STARTS, REACHED, REASON = "space", "starts", "reached", "reason"
-GROUP, EPOCHS, POINT = "group", "epochs", "point"
+GROUP, POINT = "group", "point"
 """Attributes of a study, and of its trials."""
 
 _NUMBER = int | float
@@ -44,7 +44,7 @@ _NUMBER = int | float
 SPAN = {"begin": _NUMBER, "end": _NUMBER | None, "ranks": list, "job": int, "host": str}
 """Types of the entries of a span of time in which a group of ranks has trained a trial."""
 
-KINDS = dict.fromkeys((STARTS, REACHED, EPOCHS, POINT), int)
+KINDS = dict.fromkeys((STARTS, REACHED, POINT), int)
 """Types of attributes of a trial."""
 
 

@@ -25,7 +25,7 @@ from pydtnn.tools.perfmodel.predicted import predict
 from pydtnn.tools.runs.run import read_run
 from pydtnn.tools.search.dimension import WHO, named
 from pydtnn.tools.search.space import Space, argument
-from pydtnn.tools.search.study import EPOCHS, GROUP
+from pydtnn.tools.search.study import GROUP
 from pydtnn.tools.search.worker import Trial
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils import plain_yaml
@@ -240,10 +240,8 @@ class TrainingObjective:
         return {name: values[name] for name in names}
 
     def _read(self, trial: Trial) -> dict[str, Any]:
-        history = read_run(WHO, trial.folder).history
-        trial.facts[EPOCHS] = len(history)
-        nothing = float("nan")
-        return {n: nothing if value is None else value for n, value in history[-1].items()}
+        last = read_run(WHO, trial.folder).history[-1]
+        return {name: float("nan") if value is None else value for name, value in last.items()}
 
 
 @contextlib.contextmanager

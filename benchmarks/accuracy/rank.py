@@ -81,7 +81,7 @@ def compare(
         profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
         if comm.rank == 0:
             typical = profile.typical(STEPS)
-            costs = [MeasuredCosts(typical.of(r), varying=True) for r in range(comm.size)]
+            costs = [MeasuredCosts(own, varying=True) for own in typical.ranks]
             network, processor = platform.network(comm.size), Processor.of(platform)
             ranks = simulate(workload, network, costs, processor, cores)
             predicted.append(max(one.step.seconds for one in ranks))

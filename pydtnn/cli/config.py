@@ -739,13 +739,6 @@ class _VirtualOptions:
         "ranks, measured in a few seconds",
         metavar="FILE",
     )
-    compute: str | None = option(
-        str,
-        "times of computation measured on this machine, in this file, to which missing ones are "
-        "added; by default those of --platform",
-        metavar="FILE",
-        of="virtual_ranks.compute",
-    )
     disturb: str | None = option(
         str,
         "slow ranks, jitter, slow links and ranks that fail, in a YAML file",

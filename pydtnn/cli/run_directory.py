@@ -283,7 +283,7 @@ def remove_empty(made: Iterable[Path]) -> None:
 
 TRACE = ("trace", "trace_steps", "trace_kernels")
 
-REMOVED = ("mlperf_log",)
+REMOVED = ("mlperf_log", "compute")
 """Options of earlier versions that had no effect on training."""
 
 NOT_INHERITED = (

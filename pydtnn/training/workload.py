@@ -268,14 +268,6 @@ class Workload:
         """Network and strategy in words: "resnet20, data 2 x filter 2"."""
         return f"{self.network}, {self.strategy}"
 
-    def key(self) -> dict[str, str]:
-        """Return all that determines the time of compute besides the machine."""
-        model = repr(self.model) if isinstance(self.model, Layer | Block) else self.model
-        if callable(model):
-            model = f"{model.__module__}:{model.__qualname__}"
-        values = {name: getattr(self, name) for name in names_of_fields() if name not in UNTIMED}
-        return {name: repr(value) for name, value in values.items()} | {"model": str(model)}
-
     # -- what is built from it --------------------------------------------------------------------
 
     def create_net(self) -> Net:

@@ -62,14 +62,7 @@ from pydtnn.tools.interchange import (
     load_state_dict,
     state_dict,
 )
-from pydtnn.tools.perfmodel import Label, Platform
-from pydtnn.tools.perfmodel.compute.profile import (
-    MeasuredCosts,
-    Profile,
-    RankProfile,
-    load_profiles,
-    save_profiles,
-)
+from pydtnn.tools.perfmodel import Platform
 from pydtnn.tools.search import make_space
 from pydtnn.tools.search.lines import describe_trial
 from pydtnn.tools.search.study import JOURNAL, SharedStudy
@@ -715,30 +708,6 @@ class Traces(Kind):
         for trace, right in zip(found, self.right, strict=True):
             np.testing.assert_array_equal(trace.records, right.records)
             assert (trace.names, trace.about) == (right.names, right.about)
-
-
-class Profiles(Kind):
-    """Measured times of compute; they have no checksum."""
-
-    objects = "profiles.json"
-
-    def prepare(self) -> None:
-        steps = tuple(
-            {Label("forward", "conv", index): 1e-3 * number for index in range(3)}
-            for number in range(1, 5)
-        )
-        ranks = {rank: RankProfile(steps, 8) for rank in range(2)}
-        save_profiles(self.folder / "profiles.json", [Profile({"model": "cnn"}, ranks, (0, 1, 0))])
-
-    def read(self) -> list[Profile]:
-        return load_profiles(self.folder / "profiles.json")
-
-    def check(self, found: list[Profile], name: str, data: bytes) -> None:
-        for profile in found:
-            for rank in range(len(profile.like)):
-                costs = MeasuredCosts(profile.of(rank))
-                for label in profile.of(rank).labels:
-                    assert 0 <= costs.seconds(label, None, 1) < float("inf")
 
 
 class Platforms(Kind):

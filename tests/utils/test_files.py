@@ -17,7 +17,6 @@ from pydtnn.saving import load
 from pydtnn.tools.interchange import import_onnx
 from pydtnn.tools.interchange.files import read_state_dict
 from pydtnn.tools.perfmodel import Platform
-from pydtnn.tools.perfmodel.compute.profile import load_profiles
 from pydtnn.tools.tracing import read_traces
 from pydtnn.utils.files import (
     MIN_LIMIT,
@@ -72,7 +71,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "state.pth": lambda path: read_state_dict("test", path),
     "platform.yaml": lambda path: Platform.load(path),
     "config.yaml": lambda path: Arguments([f"--config={path}"]),
-    "profile.json": lambda path: load_profiles(path),
     "tokenizer.json": lambda path: Tokenizer(path),
     "rank-0000.npz": lambda path: read_traces(path.parent),
     "train/index.json": lambda path: verify_shards(path.parents[1]),

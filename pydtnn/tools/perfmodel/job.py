@@ -157,7 +157,7 @@ def predict_job(
 
     def simulated() -> Prediction:
         steps = profile.typical(STEPS)
-        costs = [MeasuredCosts(steps.of(rank), varying=True) for rank in range(comm.size)]
+        costs = [MeasuredCosts(own, varying=True) for own in steps.ranks]
         return replace(predict(work, platform, costs), deciles=profile.deciles())
 
     return on_rank_0(comm, simulated)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig, read_axes, typed
@@ -12,12 +11,11 @@ from pydtnn.comm import Communicator
 from pydtnn.parallel.mesh import without_shard
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.machine import available_cores
 from pydtnn.utils.units import align
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
-    from pydtnn.tools.perfmodel.compute.base import ComputeCosts
+    from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.tools.perfmodel.platform import Platform
     from pydtnn.tools.perfmodel.virtual.steps import Timing
     from pydtnn.training.workload import Workload
@@ -84,44 +82,21 @@ def run_on_virtual_ranks(
     )
 
 
-def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list[ComputeCosts]:
-    """Return the time of computation: analytic, or of each rank as measured on this machine.
-
-    Measured times are kept in the file `compute`, to which those of another network or plan are
-    added. The ranks of a host of the platform are measured at the same time, as far as this machine
-    has cores for them.
-    """
+def create_costs(config: TrainConfig, platform: Platform) -> AnalyticCosts:
+    """Return the time of computation, by the rates of the platform."""
+    from pydtnn.cli.build import create_optimizer
     from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
-    from pydtnn.tools.perfmodel.compute.measured import measure, profile_key
-    from pydtnn.tools.perfmodel.compute.profile import (
-        MeasuredCosts,
-        find_profile,
-        load_profiles,
-        save_profiles,
-    )
+    from pydtnn.training.workload import clipping_of
 
-    if config.compute is None:
-        from pydtnn.cli.build import create_optimizer
-        from pydtnn.training.workload import clipping_of
-
-        own, given = platform.compute.threads, config.threads
-        if config.timing_only and given not in (None, own):
-            raise ValueError(
-                f"train: --virtual-ranks timing_only has the times of a rank of {own} threads, "
-                f"got --threads {given}; omit it, or measure times in a file, compute=FILE"
-            )
-        rule = create_optimizer(config, 1, 1)
-        slots, clipping = len(rule.slots), clipping_of(rule)
-        return AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping)
-    workload, path = describe_virtual_run(config), Path(config.compute)
-    profiles = load_profiles(path) if path.exists() else []
-    cores = max(len(available_cores()) // (workload.threads or 1), 1)
-    copies = min(workload.ranks, platform.cluster.ranks_per_host, cores)
-    profile = find_profile(profiles, profile_key(workload, copies))
-    if profile is None:
-        profile = measure(workload, copies=copies)
-        save_profiles(path, [*profiles, profile])
-    return [MeasuredCosts(profile.of(rank)) for rank in range(workload.ranks)]
+    own, given = platform.compute.threads, config.threads
+    if config.timing_only and given not in (None, own):
+        raise ValueError(
+            f"train: --virtual-ranks timing_only has the times of a rank of {own} threads, got "
+            f"--threads {given}; omit it, or measure a platform with it: python -m pydtnn calibrate"
+        )
+    rule = create_optimizer(config, 1, 1)
+    slots, clipping = len(rule.slots), clipping_of(rule)
+    return AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping)
 
 
 def describe_virtual_run(config: TrainConfig) -> Workload:

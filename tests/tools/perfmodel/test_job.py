@@ -79,11 +79,11 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(axis, monkeypatch):
 
     def slow(*arguments: Any, **options: Any) -> Profile:
         found = real(*arguments, **options)
-        ranks = {
-            number: replace(own, steps=tuple(dict.fromkeys(step, 10.0) for step in own.steps))
-            for number, own in found.ranks.items()
-        }
-        return replace(found, ranks=ranks)
+        ranks = (
+            replace(own, steps=tuple(dict.fromkeys(step, 10.0) for step in own.steps))
+            for own in found.ranks
+        )
+        return Profile(tuple(ranks))
 
     monkeypatch.setattr(job, "measure_job", slow)
     first, second = run_threads(2, lambda comm: predict_job(comm, work, Platform.load("laptop")))

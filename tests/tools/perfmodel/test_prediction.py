@@ -3,8 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from pydtnn.comm import run_threads
 from pydtnn.tools.perfmodel import ComputeCosts
-from pydtnn.tools.perfmodel.compute.measured import measure
+from pydtnn.tools.perfmodel.compute.measured import measure_job
 from pydtnn.tools.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
@@ -86,8 +87,8 @@ def test_a_slow_loader_makes_the_step_longer():
 
 def test_a_prediction_with_measured_costs_is_readable_and_json():
     work = small_work(axes={"filter": 2})
-    profile = measure(work, steps=2)
-    prediction = predict(work, platform(), [MeasuredCosts(profile.of(r)) for r in range(2)])
+    profile = run_threads(2, lambda comm: measure_job(work, comm, steps=2))[0]
+    prediction = predict(work, platform(), [MeasuredCosts(own) for own in profile.ranks])
     text = str(prediction)
     assert text.startswith("small_net, filter 2, batch 8, on cpu-1gbit: ")
     assert len(text.splitlines()) >= 5

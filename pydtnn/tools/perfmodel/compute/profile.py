@@ -1,27 +1,16 @@
-"""Measured times of the segments of a rank's step, in a file."""
+"""Measured times of the segments of the steps of ranks."""
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pydtnn.layers.base import Layer
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
-from pydtnn.utils.files import MAX_TEXT_B, parse_object, read_file, write_file
-from pydtnn.utils.validate import check_float, check_int
-
-FORMAT = 2
-"""Version of the file."""
-
-DIGITS = 9
-"""Decimal digits of times in s."""
 
 
 @dataclass(frozen=True)
@@ -66,30 +55,14 @@ class RankProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """Times of all ranks of a workload on a machine.
+    """Times of all ranks of a workload on a machine."""
 
-    Attributes
-    ----------
-    key : mapping of str to JSON values
-        The workload (`Workload.key`), the machine, and its instruction set.
-    ranks : mapping of int to RankProfile
-        Of each rank that was measured.
-    like : tuple of int
-        For each rank of the workload one that was measured, and computes the same.
-    """
-
-    key: Mapping[str, Any]
-    ranks: Mapping[int, RankProfile]
-    like: tuple[int, ...]
-
-    def of(self, rank: int) -> RankProfile:
-        """Return the times of a rank."""
-        return self.ranks[self.like[rank]]
+    ranks: tuple[RankProfile, ...]
 
     @property
     def spread(self) -> float:
         """The largest spread of a rank: see `RankProfile.spread`."""
-        return max(rank.spread for rank in self.ranks.values())
+        return max(rank.spread for rank in self.ranks)
 
     def deciles(self) -> tuple[float, float]:
         """Return the first and the last decile of the steps' times, relative to their median."""
@@ -98,7 +71,7 @@ class Profile:
 
     def _lengths(self) -> list[float]:
         """Return the time of each step on its slowest rank, in s."""
-        steps = zip(*(own.steps for own in self.ranks.values()), strict=True)
+        steps = zip(*(own.steps for own in self.ranks), strict=True)
         return [max(sum(own.values()) for own in one) for one in steps]
 
     def typical(self, number: int) -> Profile:
@@ -111,11 +84,8 @@ class Profile:
         first = max(len(lengths) - number, 0) // 3
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         kept = sorted(order[first : first + number])
-        ranks = {
-            rank: replace(own, steps=tuple(own.steps[i] for i in kept))
-            for rank, own in self.ranks.items()
-        }
-        return replace(self, ranks=ranks)
+        ranks = (replace(own, steps=tuple(own.steps[i] for i in kept)) for own in self.ranks)
+        return Profile(tuple(ranks))
 
 
 class MeasuredCosts(ComputeCosts):
@@ -160,75 +130,3 @@ class MeasuredCosts(ComputeCosts):
         if found is None:
             return 0.0
         return next(found) * (1 if label.kind == "phase" else batch / self._samples)
-
-
-def save_profiles(path: str | Path, profiles: Sequence[Profile]) -> None:
-    """Write profiles as a JSON file."""
-    content = {
-        "format": FORMAT,
-        "profiles": [
-            {"key": dict(p.key), "like": list(p.like), "ranks": _ranks_to_json(p.ranks)}
-            for p in profiles
-        ],
-    }
-    write_file("profile", path, json.dumps(content).encode())
-
-
-def load_profiles(path: str | Path) -> list[Profile]:
-    """Read a file of `save_profiles`.
-
-    Raises
-    ------
-    ValueError
-        If the content is invalid.
-    OSError
-        If the file cannot be read.
-    """
-    try:
-        content = parse_object(read_file("profile", path, MAX_TEXT_B), Path(path).name, FORMAT)
-        return [_from_json(one) for one in content["profiles"]]
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"profile: {path} is not a profile of this version of pydtnn ({error!r}); measure again"
-        ) from error
-
-
-def find_profile(profiles: Sequence[Profile], key: Mapping[str, Any]) -> Profile | None:
-    """Return the last profile with this key, None if there is none."""
-    return next((one for one in reversed(profiles) if one.key == key), None)
-
-
-def _ranks_to_json(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
-    def seconds(step: Mapping[Label, float], labels: list[Label]) -> list[float | None]:
-        return [round(step[label], DIGITS) if label in step else None for label in labels]
-
-    return {
-        str(rank): {
-            "samples": own.samples,
-            "labels": [[one.kind, one.name, one.index] for one in own.labels],
-            "seconds": [seconds(step, own.labels) for step in own.steps],
-        }
-        for rank, own in ranks.items()
-    }
-
-
-def _from_json(content: Mapping[str, Any]) -> Profile:
-    ranks = {}
-    for rank, own in content["ranks"].items():
-        labels = [Label(str(kind), str(name), int(index)) for kind, name, index in own["labels"]]
-        ranks[int(rank)] = RankProfile(
-            tuple(
-                {
-                    label: check_float("profile", str(label), seconds, at_least=0)
-                    for label, seconds in zip(labels, step, strict=True)
-                    if seconds is not None
-                }
-                for step in own["seconds"]
-            ),
-            check_int("profile", "samples", own["samples"], at_least=1),
-        )
-    like = tuple(int(rank) for rank in content["like"])
-    missing = set(like) - set(ranks)
-    if missing or not all(profile.steps for profile in ranks.values()):
-        raise ValueError(f"no times of ranks {sorted(missing) or sorted(ranks)}")
-    return Profile(dict(content["key"]), ranks, like)

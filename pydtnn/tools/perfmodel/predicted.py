@@ -141,42 +141,10 @@ class Predicted:
         return [*found, ("  memory of a rank", text)]
 
 
-NO_EFFECT: dict[str, tuple[str, ...]] = {
-    "what is computed, with as many operations": (
-        *("loss", "loss_options", "auxiliary_weights", "label_smoothing", "metrics", "seed"),
-        *("lr", "weight_decay", "optimizer_options", "schedule", "schedule_options"),
-        *("warmup_epochs", "lr_scaling", "lr_base_batch", "plateau", "plateau_factor"),
-        *("load", "load_options"),
-    ),
-    "samples are prepared by other threads, at the rate of the platform": (
-        *("skip_bad", "exif_rotation", "augment", "mixup", "cutmix"),
-        *("class_balanced", "data_dir", "stage", "download"),
-    ),
-    "how many steps there are": (
-        *("epochs", "steps_per_epoch", "validation_split", "early_stopping", "stop_at", "monitor"),
-        *("evaluate_only", "drop_last"),
-    ),
-    "happens between steps": (
-        *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
-        *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every", "grace"),
-        *("checkpoint_local", "checkpoint_local_every"),
-        *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
-        *("mlflow", "wandb"),
-        *("timeout", "straggler_factor", "balance", "restore_best"),
-        *("survive", "min_ranks", "buddy_interval"),
-    ),
-    "observes steps, in less than a percent of their time": (
-        *("trace", "trace_steps", "trace_kernels"),
-    ),
-    "of GPUs, which are not predicted": ("comm", "cuda_aware", "tf32", "graph"),
-}
-"""Options without effect on the predicted time and memory of a step, and why."""
-
-
 def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = None) -> str:
     """Return which option of a run the closed formulas do not describe; empty if there is none.
 
-    Other options change the prediction, or are in `NO_EFFECT`.
+    Other options change the prediction, or have no effect on the time and memory of a step.
     """
     from pydtnn.tools.perfmodel.projection import without_formula
 

@@ -18,7 +18,6 @@ from pydtnn.tools.perfmodel import job, predicted
 from pydtnn.tools.perfmodel.platform import FOLDER, Platform
 from pydtnn.tools.perfmodel.predicted import (
     MIN_STEPS,
-    NO_EFFECT,
     Predicted,
     no_formula,
     predict,
@@ -190,7 +189,6 @@ WITH: dict[str, dict[str, Any]] = {
     "trace_kernels": {"trace": "trace"},
     "min_ranks": {"survive": True},
     "buddy_interval": {"survive": True},
-    "compute": {"virtual_ranks": 4},
     "disturb": {"virtual_ranks": 4},
     "timing_only": {"virtual_ranks": 4},
 }
@@ -223,16 +221,47 @@ VALUES: dict[str, Any] = {
     **{"mlflow": "digits", "wandb": "digits"},
     **{"min_ranks": 2, "buddy_interval": "5 steps"},
     **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},
-    **{"virtual_ranks": 4, "platform": "cpu-10gbit", "compute": "file", "disturb": "file"},
+    **{"virtual_ranks": 4, "platform": "cpu-10gbit", "disturb": "file"},
 }
 """Another value of each option; of switches the other one."""
 
 NEEDS = {
     "shards": "--exact",
     "scheme_options": "--scheme: overlap is not",
-    **dict.fromkeys(("compute", "disturb", "timing_only"), "--virtual"),
+    **dict.fromkeys(("disturb", "timing_only"), "--virtual"),
 }
 """Options of others, which the prediction refuses."""
+
+NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "what is computed, with as many operations": (
+        *("loss", "loss_options", "auxiliary_weights", "label_smoothing", "metrics", "seed"),
+        *("lr", "weight_decay", "optimizer_options", "schedule", "schedule_options"),
+        *("warmup_epochs", "lr_scaling", "lr_base_batch", "plateau", "plateau_factor"),
+        *("load", "load_options"),
+    ),
+    "samples are prepared by other threads, at the rate of the platform": (
+        *("skip_bad", "exif_rotation", "augment", "mixup", "cutmix"),
+        *("class_balanced", "data_dir", "stage", "download"),
+    ),
+    "how many steps there are": (
+        *("epochs", "steps_per_epoch", "validation_split", "early_stopping", "stop_at", "monitor"),
+        *("evaluate_only", "drop_last"),
+    ),
+    "happens between steps": (
+        *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
+        *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every", "grace"),
+        *("checkpoint_local", "checkpoint_local_every"),
+        *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
+        *("mlflow", "wandb"),
+        *("timeout", "straggler_factor", "balance", "restore_best"),
+        *("survive", "min_ranks", "buddy_interval"),
+    ),
+    "observes steps, in less than a percent of their time": (
+        *("trace", "trace_steps", "trace_kernels"),
+    ),
+    "of GPUs, which are not predicted": ("comm", "cuda_aware", "tf32", "graph"),
+}
+"""Options without effect on the predicted time and memory of a step, and why."""
 
 DECLARED = {name for names in NO_EFFECT.values() for name in names}
 

@@ -20,8 +20,6 @@ from pydtnn.cli.parser import Arguments
 from pydtnn.data import shards
 from pydtnn.saving import models
 from pydtnn.tools.completion import parser_of
-from pydtnn.tools.perfmodel.compute import profile
-from pydtnn.tools.perfmodel.oracle.ask import create_parser as questions
 from pydtnn.training.checkpoint import content
 from pydtnn.training.tracing import records
 from pydtnn.utils.names import foreign_names
@@ -201,8 +199,6 @@ def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page):
             arguments = [word for word in arguments if word not in ("--print-config",)]
             values = {"$ranks": "4", "{...}": "{}"}
             Arguments([values.get(word, word) for word in arguments])
-        elif arguments[:1] == ["ask"]:
-            questions().parse_args(arguments[1:])
         else:
             parser_of(command).parse_args(arguments)
 
@@ -244,7 +240,6 @@ def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code():
         "checkpoint (`state.json`)": str(content.FORMAT),
         "index of shards (`index.json`)": str(shards.VERSION),
         "trace of a rank": str(records.VERSION),
-        "profile of compute times": str(profile.FORMAT),
     }
 
 

@@ -36,7 +36,6 @@ def save_figure(
     who: str,
     path: str | Path,
     draw: Callable[[Any], Any],
-    style: Mapping[str, Any] | None = None,
     *,
     dpi: float = 200,
 ) -> None:
@@ -50,8 +49,6 @@ def save_figure(
         Its name ends in one of `FORMATS`.
     draw : callable
         Receives the class `matplotlib.figure.Figure` and returns a figure.
-    style : mapping, optional
-        Further properties of Matplotlib, which replace those of `STYLE`.
     dpi : float, default 200
         Pixels per inch of a PNG file.
 
@@ -72,7 +69,7 @@ def save_figure(
     matplotlib = import_optional("matplotlib", "matplotlib", who)
     figures = import_optional("matplotlib.figure", "matplotlib", who)
     content = BytesIO()
-    with matplotlib.rc_context({**STYLE, **(style or {})}):
+    with matplotlib.rc_context(STYLE):
         figure = draw(figures.Figure)
         figure.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=_NO_DATE[path.suffix])
     write_file(who, path, content.getvalue())

@@ -1,4 +1,4 @@
-"""Report of training runs as one HTML page, or as figures: ``python -m pydtnn report --help``."""
+"""Report of training runs as one HTML page: ``python -m pydtnn report --help``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pydtnn.tools.report.drawing import FORMATS, draw_figures
-from pydtnn.tools.report.page import render, sections_of
+from pydtnn.tools.report.page import render
 from pydtnn.tools.report.runs import StepNumber, read_runs
-from pydtnn.utils.command import printing
-from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
+from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.files import write_file
 
 
@@ -22,23 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    options = create_parser().parse_args(arguments)
-    try:
-        runs, steps = read_runs(options.runs, options.trace), [*map(read_step, options.step)]
-        if options.figures:
-            sections = sections_of(runs, steps)
-            paths = draw_figures(sections, options.output or "figures", options.figures)
-            lines = [*map(str, paths)]
-        else:
-            page, output = render(runs, steps).encode(), options.output or "report.html"
-            write_file("report: --output", output, page)
-            lines = [f"{output}: {len(page) / 1e6:.1f} MB"]
-        with printing():
-            print("\n".join(lines))
-    except EXPLAINED as error:
-        print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("", lambda: _run(create_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    runs, steps = read_runs(options.runs, options.trace), [*map(read_step, options.step)]
+    page = render(runs, steps).encode()
+    write_file("report: --output", options.output, page)
+    print(f"{options.output}: {len(page) / 1e6:.1f} MB")
 
 
 def read_step(text: str) -> StepNumber:
@@ -53,25 +42,17 @@ def read_step(text: str) -> StepNumber:
     return StepNumber(int(epoch), int(number))
 
 
-def create_parser() -> argparse.ArgumentParser:
+def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pydtnn report",
         description="Write one HTML page with curves, times, configuration and environment of "
         "training runs. It contains everything it shows and opens without a network.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that a run printed")
-    parser.add_argument(
-        *("-o", "--output"),
-        metavar="FILE",
-        help="page, or folder of --figures (default: report.html, or figures)",
-    )
-    parser.add_argument(
-        "--figures",
-        choices=FORMATS,
-        help="write each figure to a file for a paper instead: one column wide, with a legend and "
-        "without a title",
-    )
+    parser.removed["--figures"] = "the page saves each of its figures as SVG, by its camera button"
+    text = "page to write (default: report.html)"
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=text)
     parser.add_argument(
         "--trace",
         action="append",

@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from pydtnn.tools.perfmodel.oracle import table
-from pydtnn.tools.perfmodel.oracle.ask import main as ask
 from pydtnn.tools.perfmodel.oracle.options import OracleCase, axes_of, create_parser
-from pydtnn.tools.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.tools.perfmodel.oracle.ranking import Entry, best, first_of_kinds
 from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
 from pydtnn.tools.perfmodel.projection import Projector
-from pydtnn.training.workload import Workload
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
@@ -40,10 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    given = sys.argv[1:] if arguments is None else [*arguments]
-    if given[:1] == ["ask"]:
-        return ask(given[1:])
-    return run_command("pydtnn oracle", lambda: _run(create_parser().parse_args(given)))
+    return run_command("pydtnn oracle", lambda: _run(create_parser().parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -56,14 +49,9 @@ def _run(options: argparse.Namespace) -> None:
         print(f"note: {note}")
     if options.sweep:
         plain = replace(case.variants, recompute=False, sharded=False)
-
-        def found_for(number: int) -> list[Workload]:
-            found = case.strategies(number, plain)
-            if options.sweep != "ranks":
-                found = [one.work for one in first_of_kinds(oracle.rank(found)).values()]
-            return found
-
-        _print_sweep(sweep(options.sweep, oracle.projector, found_for, ranks), options)
+        found = first_of_kinds(oracle.rank(case.strategies(max(ranks), plain)))
+        chosen = [one.work for one in found.values()]
+        _print_sweep(sweep(options.sweep, oracle.projector, chosen), options)
         return
     if options.search is not None:
         _print_search(oracle.projector, ranks, options.search)
@@ -80,10 +68,8 @@ def _run(options: argparse.Namespace) -> None:
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
     tried = {*case.kinds} - ({"data"} if options.batch_size else set())
     print("\n".join(table.of_limits(one for one in case.limits if one.kind in tried)))
-    _write(swept, options, {"model": work.network, "platform": platform.name})
-    if options.plots:
-        for path in plot_all(options.plots, swept, table.title(work, platform.name, None)):
-            print(f"plot: {path}")
+    rows = [entry.to_json() for entries in swept.values() for entry in entries]
+    _write(rows, options, {"model": work.network, "platform": platform.name})
 
 
 def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None:
@@ -132,11 +118,12 @@ def _print_explanation(entry: Entry) -> None:
 
 
 def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
-    rows: list[list[Any]] = [[f"time of an epoch by {found.axis}", *(p.text for p in found.points)]]
+    head = [f"time of an epoch by {found.axis}", *(point.text for point in found.points)]
+    lines: list[list[Any]] = [head]
     for name, entries in found.entries.items():
-        rows.append([name, *(one.epoch if (one := e.projection) else "-" for e in entries)])
-    for column in range(1, len(rows[0])):
-        table.format_times(rows, column)
+        lines.append([name, *(one.epoch if (one := e.projection) else "-" for e in entries)])
+    for column in range(1, len(lines[0])):
+        table.format_times(lines, column)
     winners = []
     for column in range(len(found.points)):
         times_of = {
@@ -145,21 +132,18 @@ def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
             if entries[column].possible and (projection := entries[column].projection)
         }
         winners.append(min(times_of, key=lambda name: times_of[name]) if times_of else "none")
-    print("\n".join(align(rows, 1)))
+    print("\n".join(align(lines, 1)))
     print("fastest that is possible:")
     for point, winner in zip(found.points, winners, strict=True):
         print(f"  {point.text}: {winner}")
-    everything = [entry for entries in found.entries.values() for entry in entries]
-    _write({0: everything}, options, {"sweep": found.axis})
-    if options.plots:
-        name = f"{options.model}, {options.platform}"
-        print(f"plot: {plot_sweep(options.plots, found, name)}")
+    pairs = [zip(found.points, entries, strict=True) for entries in found.entries.values()]
+    rows = [{found.axis: point.value, **one.to_json()} for own in pairs for point, one in own]
+    _write(rows, options, {"sweep": found.axis})
 
 
 def _write(
-    swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace, head: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], options: argparse.Namespace, head: Mapping[str, Any]
 ) -> None:
-    rows = [entry.to_json() for entries in swept.values() for entry in entries]
     if options.json:
         text = json.dumps({**head, "predictions": rows}, indent=1)
         write_file("oracle", options.json, text.encode() + b"\n")

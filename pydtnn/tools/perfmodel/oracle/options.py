@@ -30,10 +30,9 @@ EXAMPLES = """examples:
   python -m pydtnn oracle --model vgg16 --shape 224,224,3 --platform cpu-1gbit --ranks 16 \\
       --global-batch-size 256 --explain data=8,spatial=2
   python -m pydtnn oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 16 \\
-      --global-batch-size 256 --sweep bandwidth --plots plots
+      --global-batch-size 256 --sweep bandwidth
   python -m pydtnn oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 4 \\
       --global-batch-size 64 --search plan.yaml
-  python -m pydtnn oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 --epochs 90
 """
 
 
@@ -54,23 +53,11 @@ def create_parser() -> Parser:
         essential=ESSENTIAL,
         formatter_class=HelpFormatter,
     )
-    add_run(parser)
-    out = parser.add_argument_group("output")
-    add_value(out, "--top", "N", "strategies per number of ranks", 1)
-    add_value(out, "--json", "FILE", "write all predictions", type=Path)
-    add_value(out, "--csv", "FILE", "write all predictions", type=Path)
-    add_value(out, "--plots", "FOLDER", "draw plots (Matplotlib)", type=Path)
-    optional = {"nargs": "?", "const": ""}
-    text = "print the terms of a prediction, such as data=4,spatial=2; of the best without AXES"
-    add_value(out, "--explain", "AXES", text, **optional)
-    text = "choose a plan for each layer; FILE receives that of the largest number of ranks"
-    add_value(out, "--search", "FILE", text, **optional)
-    add_value(out, "--sweep", "AXIS", f"vary one property: {', '.join(SWEEPS)}")
-    return parser
-
-
-def add_run(parser: Parser) -> None:
-    """Add the options that describe a network, a platform and what is tried."""
+    parser.removed["ask"] = (
+        "the table has the time and the hosts times hours (node h) of an epoch; --mtbf of training "
+        "chooses the interval of checkpoints"
+    )
+    parser.removed["--plots"] = "--csv FILE writes all predictions, for any program that draws"
     what = parser.add_argument_group("network and training")
     add_value(what, "--model", "NAME", "or path/to/file.py:function", required=True)
     add_value(what, "--shape --input", "H,W,C", "of a sample", "224,224,3")
@@ -97,10 +84,21 @@ def add_run(parser: Parser) -> None:
     add_value(tried, "--pipeline-schedule", "NAME", text, "1f1b")
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
     tried.add_argument("--no-sharded", action="store_true", help="no sharded schemes")
+    out = parser.add_argument_group("output")
+    add_value(out, "--top", "N", "strategies per number of ranks", 1)
+    add_value(out, "--json", "FILE", "write all predictions", type=Path)
+    add_value(out, "--csv", "FILE", "write all predictions", type=Path)
+    optional = {"nargs": "?", "const": ""}
+    text = "print the terms of a prediction, such as data=4,spatial=2; of the best without AXES"
+    add_value(out, "--explain", "AXES", text, **optional)
+    text = "choose a plan for each layer; FILE receives that of the largest number of ranks"
+    add_value(out, "--search", "FILE", text, **optional)
+    add_value(out, "--sweep", "AXIS", f"vary one property: {', '.join(SWEEPS)}")
+    return parser
 
 
 class OracleCase:
-    """A run on a platform, and what is tried, as the options of `add_run` describe them.
+    """A run on a platform, and what is tried, as the options describe them.
 
     Attributes
     ----------
@@ -166,7 +164,7 @@ def workload_of(options: argparse.Namespace) -> Workload:
     ValueError
         If the model is unknown, or a number is out of range.
     """
-    for name in ("classes", "samples", "global_batch_size", "batch_size", "axes", "top", "epochs"):
+    for name in ("classes", "samples", "global_batch_size", "batch_size", "axes", "top"):
         value = getattr(options, name, None)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")

@@ -291,11 +291,10 @@ def best(entries: Sequence[Entry]) -> Entry | None:
     return next((entry for entry in entries if entry.possible), None)
 
 
-def first_of_kinds(entries: Iterable[Entry], *, variants: bool = True) -> dict[str, Entry]:
-    """Return the first entry with a prediction of each kind; variants are one kind if not set."""
+def first_of_kinds(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the first entry with a prediction of each kind."""
     found: dict[str, Entry] = {}
     for entry in entries:
         if entry.projection is not None:
-            kind = entry.work.kind
-            found.setdefault(kind if variants else kind.partition(",")[0], entry)
+            found.setdefault(entry.work.kind, entry)
     return found

@@ -9,26 +9,20 @@ bandwidth, link bandwidth and number of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydtnn.tools.perfmodel.entries import check
-from pydtnn.tools.perfmodel.oracle.ranking import Entry, Oracle, first_of_kinds
+from pydtnn.tools.perfmodel.oracle.ranking import Entry, Oracle
 from pydtnn.tools.perfmodel.platform import Link, Platform, RankClass
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.training.workload import Workload
 from pydtnn.utils.units import format_quantity
 
-SWEEPS = {
-    "batch": "global batch",
-    "flops": "rate of a rank (flop/s)",
-    "memory": "memory bandwidth of a rank (B/s)",
-    "bandwidth": "bandwidth between hosts (B/s)",
-    "latency": "latency between hosts (s)",
-    "ranks": "ranks",
-}
-"""Properties that `--sweep` varies, in words."""
+SWEEPS = ("batch", "flops", "memory", "bandwidth", "latency")
+"""Properties that `--sweep` varies: global batch, rate and bandwidth of memory of a rank, bandwidth
+and latency between hosts."""
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Multiples of the platform's figure, and of the batch, that are tried."""
@@ -41,7 +35,7 @@ class Point:
     Attributes
     ----------
     value : float
-        Samples, flop/s, B/s or ranks.
+        Samples, flop/s, B/s or s.
     text : str
     """
 
@@ -58,7 +52,7 @@ class Sweep:
     axis : str
     points : tuple of Point
     entries : mapping of str to tuple of Entry
-        By the strategy's name, without numbers of ranks if these vary.
+        By the strategy's name.
     """
 
     axis: str
@@ -66,12 +60,7 @@ class Sweep:
     entries: Mapping[str, tuple[Entry, ...]]
 
 
-def sweep(
-    axis: str,
-    projector: Projector,
-    strategies: Callable[[int], Sequence[Workload]],
-    ranks: Sequence[int],
-) -> Sweep:
+def sweep(axis: str, projector: Projector, chosen: Sequence[Workload]) -> Sweep:
     """Predict strategies while one property varies and all others stay.
 
     Parameters
@@ -79,10 +68,8 @@ def sweep(
     axis : str
         One of `SWEEPS`.
     projector : Projector
-    strategies : callable
-        Returns the strategies for a number of ranks.
-    ranks : sequence of int
-        Numbers of ranks; those of the largest are predicted, unless the ranks vary.
+    chosen : sequence of Workload
+        The strategies.
 
     Raises
     ------
@@ -90,9 +77,6 @@ def sweep(
         If the axis is unknown.
     """
     check("--sweep", "axis", axis, SWEEPS)
-    if axis == "ranks":
-        return _over_ranks(projector, strategies, ranks)
-    chosen = strategies(max(ranks))
     points, columns = [], []
     for factor in FACTORS:
         if axis == "batch":
@@ -107,25 +91,6 @@ def sweep(
         columns.append([oracle.entry(work) for work in works])
     rows = zip(chosen, zip(*columns, strict=True), strict=True)
     return Sweep(axis, tuple(points), {work.strategy: entries for work, entries in rows})
-
-
-def _over_ranks(
-    projector: Projector, strategies: Callable[[int], Sequence[Workload]], ranks: Sequence[int]
-) -> Sweep:
-    """Return the fastest entry of each kind for each number of ranks."""
-    oracle = Oracle(projector)
-    columns = [first_of_kinds(oracle.rank(strategies(number))) for number in ranks]
-    kinds = dict.fromkeys(kind for column in columns for kind in column if kind != "serial")
-    points = tuple(Point(number, str(number)) for number in ranks)
-
-    def entry_of(kind: str, number: int, column: Mapping[str, Entry]) -> Entry:
-        work = replace(projector.work, axes={"data": number})
-        missing = Entry(work, None, f"{kind} is not possible")
-        return column.get(kind, column.get("serial", missing))
-
-    pairs = [*zip(ranks, columns, strict=True)]
-    entries = {kind: tuple(entry_of(kind, *pair) for pair in pairs) for kind in kinds or ["serial"]}
-    return Sweep("ranks", points, entries)
 
 
 def change(axis: str, factor: float, platform: Platform) -> tuple[Platform, Point]:

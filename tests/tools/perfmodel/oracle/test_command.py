@@ -72,16 +72,14 @@ def test_a_ranking_an_explanation_and_a_sweep_are_tables(arguments, words, capsy
     assert [word for word in words if word not in out] == []
 
 
-def test_plots_are_drawn(capsys, tmp_path):
-    pytest.importorskip("matplotlib")
-    run(capsys, "--ranks", "1,2", "--strategies", "data", "--plots", str(tmp_path))
-    run(
-        capsys, "--ranks", "1,2", "--strategies", "data", "--sweep", "ranks",
-        "--plots", str(tmp_path),
-    )  # fmt: skip
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"scaling.png", "breakdown.png", "memory.png", "sweep_ranks.png"}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+def test_the_file_of_a_sweep_has_the_values_of_its_axis(capsys, tmp_path):
+    path = tmp_path / "sweep.csv"
+    run(capsys, "--ranks=2", "--strategies=data", "--sweep=latency", "--csv", str(path))
+    rows = [*csv.DictReader(path.read_text().splitlines())]
+    values = [float(row["latency"]) for row in rows]
+    assert len(values) == 7
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(64 * values[0])
 
 
 @each(
@@ -95,6 +93,7 @@ def test_plots_are_drawn(capsys, tmp_path):
         (["--explain", "data=128"], "one sample for each of 128 ranks"),
         (["--explain", "data"], "--explain must be axes with their ranks"),
         (["--sweep", "speed"], "bandwidth"),
+        (["--plots", "folder"], "--plots has been removed: --csv FILE writes all predictions"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys, arguments, words):

@@ -23,7 +23,7 @@ def projector() -> Projector:
 
 
 def times(projector: Projector, axis: str) -> list[float]:
-    found = sweep(axis, projector, lambda n: [replace(WORK, axes={"data": n})], [4])
+    found = sweep(axis, projector, [replace(WORK, axes={"data": 4})])
     (entries,) = found.entries.values()
     assert len(entries) == len(found.points)
     return [entry.projection.seconds for entry in entries if entry.projection]
@@ -36,17 +36,6 @@ def test_a_better_machine_is_never_slower_and_a_larger_batch_never_faster(projec
     assert seconds[0] != seconds[-1]
 
 
-def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector):
-    def found(ranks: int) -> list[Workload]:
-        meshes: list[dict[str, int]] = [{"data": ranks}, {"data": 1, "filter": ranks}]
-        return [replace(WORK, axes=axes) for axes in (meshes if ranks > 1 else [{}])]
-
-    result = sweep("ranks", projector, found, [1, 2, 4])
-    assert [point.value for point in result.points] == [1, 2, 4]
-    assert {*result.entries} == {"data", "filter"}
-    assert all(entry.projection for entries in result.entries.values() for entry in entries)
-
-
 def test_unknown_axes_are_refused(projector):
     with pytest.raises(ValueError, match="batch"):
-        sweep("bach", projector, lambda n: [], [2])
+        sweep("bach", projector, [])

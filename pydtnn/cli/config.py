@@ -741,7 +741,7 @@ class _VirtualOptions:
     )
     disturb: str | None = option(
         str,
-        "slow ranks, jitter, slow links and ranks that fail, in a YAML file",
+        "slow ranks and jitter, in a YAML file",
         metavar="FILE",
         of="virtual_ranks.disturb",
     )

@@ -164,12 +164,6 @@ class Flows:
         self._now = now
         return ended
 
-    def change(self, now: float, network: Network) -> None:
-        """Replace the network by one with the same routes and other rates."""
-        self.network, self._now = network, now
-        self._known.clear()
-        self._changed.update({pair: None for pair, route in self._routes.items() if route.targets})
-
     def _share(self) -> None:
         """Divide links among messages wherever messages have started or ended."""
         changed, self._changed = self._changed, {}

@@ -74,12 +74,3 @@ def test_a_message_of_no_bytes_ends_at_once():
     assert flows.next_end() == 1.0
     assert flows.end(1.0) == ["empty"]
     assert flows.next_end() == float("inf")
-
-
-def test_other_rates_hold_from_the_change():
-    flows = Flows(NETWORK)
-    flows.start(0.0, ("a", "b"), 1e8, "message")
-    slow = Network.create("aabbccd", latency=0.0, bandwidth=5e7)
-    assert flows.next_end() == pytest.approx(1.0)
-    flows.change(0.5, slow)
-    assert flows.next_end() == pytest.approx(1.5)

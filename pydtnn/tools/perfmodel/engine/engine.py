@@ -267,15 +267,6 @@ class Engine:
         self._number += 1
         heapq.heappush(self._events, EngineEvent(time, INTERNAL, self._number, action))
 
-    def change(self, time: float, network: Network) -> None:
-        """Replace the network at a time by one with the same hosts and other rates."""
-
-        def replace() -> None:
-            self.network = network
-            self._flows.change(self.now, network)
-
-        self.at(time, replace)
-
     def transfer(
         self, pair: Pair, nbytes: float, arrived: Callable[[], None], *, follows: bool = False
     ) -> None:

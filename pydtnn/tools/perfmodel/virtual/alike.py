@@ -73,8 +73,6 @@ class Clocks(SegmentClock):
             self.times += seconds
             return
         self.times += seconds * self._disturbances.factors(self.times, self.steps, self._ranks)
-        for one in self._disturbances.failures:
-            self._disturbances.check_failure(one.rank, self.times[one.rank])
 
 
 class Alike(Simulated):
@@ -200,8 +198,7 @@ def run_alike(
     Parameters
     ----------
     function, args, network, costs, processor, disturbances
-        See `run_virtual`; `function` must not depend on values, which no other rank computes. Links
-        are slow during the whole run or not at all.
+        See `run_virtual`; `function` must not depend on values, which no other rank computes.
     slowdown : float
         See `Clocks`.
 
@@ -215,11 +212,9 @@ def run_alike(
     Raises
     ------
     DifferentError
-        If ranks differ in their calls, or links become slow or fast during the run.
+        If ranks differ in their calls.
     """
-    if any(disturbances.changes()):
-        raise DifferentError("links that are slow for a time")
-    ranks, network = len(network.hosts), disturbances.network_at(network, 0.0)
+    ranks = len(network.hosts)
     replays: dict[Any, RowTimes] = {}
     processor = processor._replace(call=slowdown * processor.call)
     results, all_clocks = [], []

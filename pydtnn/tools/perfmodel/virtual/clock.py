@@ -151,10 +151,8 @@ class RankClock(SegmentClock):
 
     def spend(self, seconds: float) -> None:
         if self._disturbances is not NONE:
-            now = self.engine.clock(self._rank)
-            times, disturbances = np.array([now]), self._disturbances
-            seconds *= float(disturbances.factors(times, self.steps, self._ranks)[0])
-            disturbances.check_failure(self._rank, now + seconds)
+            times = np.array([self.engine.clock(self._rank)])
+            seconds *= float(self._disturbances.factors(times, self.steps, self._ranks)[0])
         self.engine.spend(self._rank, seconds)
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""Slow ranks, jitter, slow links and ranks that fail, as a file states them."""
+"""Slow ranks and jitter, as a file states them."""
 
 from __future__ import annotations
 
@@ -75,25 +75,6 @@ class Jitter:
 
 
 @dataclass(frozen=True)
-class SlowLink:
-    """Both directions between two hosts with `factor` times less bandwidth."""
-
-    host: int = index()
-    other: int = index()
-    factor: float = positive()
-    begin: float = quantity("s", default=0.0, positive=False)
-    end: float = quantity("s", default=inf)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A rank that fails at a time in s."""
-
-    rank: int = index()
-    at: float = quantity("s")
-
-
-@dataclass(frozen=True)
 class Disturbances:
     """What disturbs a run.
 
@@ -102,16 +83,12 @@ class Disturbances:
     stragglers : tuple of Straggler
     jitter : tuple of Jitter
         Their factors are multiplied.
-    slow_links : tuple of SlowLink
-    failures : tuple of Failure
     source : str
         Name of the file, for errors.
     """
 
     stragglers: tuple[Straggler, ...] = parts(Straggler)
     jitter: tuple[Jitter, ...] = parts(Jitter)
-    slow_links: tuple[SlowLink, ...] = parts(SlowLink)
-    failures: tuple[Failure, ...] = parts(Failure)
     source: str = text(default="")
 
     @classmethod
@@ -129,12 +106,11 @@ class Disturbances:
         found = replace(read(cls, load("disturbances", path), path.name), source=path.name)
         for one in found.jitter:
             check(found.source, "distribution", one.distribution, DISTRIBUTIONS)
-        intervals: list[Straggler | SlowLink] = [*found.stragglers, *found.slow_links]
-        for interval in intervals:
-            if interval.end <= interval.begin:
+        for slow in found.stragglers:
+            if slow.end <= slow.begin:
                 raise ValueError(
-                    f"{found.source}: expected an end after the begin {interval.begin:g} s, got "
-                    f"{interval.end:g} s; exchange them"
+                    f"{found.source}: expected an end after the begin {slow.begin:g} s, got "
+                    f"{slow.end:g} s; exchange them"
                 )
         return found
 
@@ -144,18 +120,12 @@ class Disturbances:
         return replace(self, stragglers=(*self.stragglers, *slower)) if slower else self
 
     def check(self, network: Network) -> None:
-        """Raise ValueError if a rank or a host is not one of a network."""
-        ranks, hosts = len(network.hosts), {*network.hosts}
-        for rank in (*(s.rank for s in self.stragglers), *(f.rank for f in self.failures)):
+        """Raise ValueError if a rank is not one of a network."""
+        ranks = len(network.hosts)
+        for rank in (slow.rank for slow in self.stragglers):
             if rank >= ranks:
                 raise ValueError(
                     f"{self.source}: expected a rank from 0 to {ranks - 1}, got {rank}; correct it"
-                )
-        for link in self.slow_links:
-            if not {link.host, link.other} <= hosts or link.host == link.other:
-                raise ValueError(
-                    f"{self.source}: expected a link between two different hosts from 0 to "
-                    f"{len(hosts) - 1}, got {link.host} and {link.other}; correct it"
                 )
 
     def factors(self, times: np.ndarray, step: int, ranks: np.ndarray) -> np.ndarray:
@@ -167,30 +137,6 @@ class Disturbances:
         for jitter in self.jitter:
             result *= jitter.factors(step, ranks)
         return result
-
-    def check_failure(self, rank: int, time: float) -> None:
-        """Raise OSError if a rank has failed by a time."""
-        for one in self.failures:
-            if one.rank == rank and one.at <= time:
-                raise OSError(f"failed at virtual time {one.at:g} s, as {self.source} states")
-
-    def network_at(self, network: Network, time: float) -> Network:
-        """Return the network with the links that are slow at a time."""
-        if not self.slow_links:
-            return network
-        routes = dict(network.routes)
-        for one in self.slow_links:
-            if one.begin <= time < one.end:
-                for pair, route in routes.items():
-                    ends = {end[0] if isinstance(end, tuple) else end for end in pair}
-                    if ends == {one.host, one.other}:
-                        routes[pair] = route._replace(bandwidth=route.bandwidth / one.factor)
-        return replace(network, routes=routes)
-
-    def changes(self) -> list[float]:
-        """Return the times at which links become slower or faster, in s."""
-        times = {time for one in self.slow_links for time in (one.begin, one.end)}
-        return sorted(times - {inf})
 
 
 NONE = Disturbances()

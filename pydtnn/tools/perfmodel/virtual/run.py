@@ -86,9 +86,7 @@ def run_virtual(
     """
     ranks = len(network.hosts)
     disturbances.check(network)
-    engine = Engine(disturbances.network_at(network, 0.0), cores)
-    for time in disturbances.changes():
-        engine.change(time, disturbances.network_at(network, time))
+    engine = Engine(network, cores)
     everyone = VirtualGroup(engine, processor, "all", range(ranks))
     results: list[Any] = [None] * ranks
 

@@ -1,4 +1,4 @@
-"""Slow ranks, jitter, slow links and failures."""
+"""Slow ranks and jitter."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.tools.perfmodel.virtual import VirtualRun, run_virtual
 from pydtnn.tools.perfmodel.virtual.disturbances import DISTRIBUTIONS, Disturbances, Jitter
-from pydtnn.train import main
-from pydtnn.utils import clock
 from tests.each import each
-from tests.small_run import TINY, only_line
 from tests.tools.perfmodel.virtual.costs import UniformCosts, cluster
 from tests.tools.perfmodel.virtual.test_run import train
 
 FILE = """
 stragglers:
-  - {rank: 1, factor: 3}
+  - {rank: 1, factor: 3, begin: 1 s, end: 2 s}
 jitter:
   - {spread: 0.2, distribution: uniform, seed: 3}
-slow_links:
-  - {host: 0, other: 1, factor: 10, begin: 1 s, end: 2 s}
-failures:
-  - {rank: 0, at: 100 s}
 """
 
 
@@ -45,8 +37,7 @@ def test_a_file_is_read(tmp_path):
     found = load(FILE, tmp_path)
     assert (found.stragglers[0].rank, found.stragglers[0].factor) == (1, 3)
     assert (found.jitter[0].distribution, found.jitter[0].seed) == ("uniform", 3)
-    assert (found.slow_links[0].begin, found.slow_links[0].end) == (1, 2)
-    assert found.failures[0].at == 100
+    assert (found.stragglers[0].begin, found.stragglers[0].end) == (1, 2)
 
 
 @each(
@@ -55,7 +46,7 @@ def test_a_file_is_read(tmp_path):
         ("stragglers: [{rank: 1}]", "expected an entry 'stragglers\\[0\\].factor', got none"),
         ("stragglers: [{rank: 1, factor: 2, begin: 2 s, end: 2 s}]", "expected an end after the"),
         ("jitter: [{spread: 0.1, distribution: gamma}]", "'gamma'"),
-        ("delays: []", "'delays'"),
+        ("slow_links: []", "'slow_links'"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_sentence(text, told, tmp_path):
@@ -63,10 +54,9 @@ def test_a_file_that_is_wrong_is_refused_in_a_sentence(text, told, tmp_path):
         load(text, tmp_path)
 
 
-@each("text", ["failures: [{rank: 2, at: 3 s}]", "slow_links: [{host: 0, other: 2, factor: 2}]"])
-def test_ranks_and_hosts_that_do_not_exist_are_refused(text, tmp_path):
-    with pytest.raises(ValueError, match="disturb.yaml: expected a .* from 0 to 1"):
-        disturbed(lambda comm: None, load(text, tmp_path))
+def test_ranks_that_do_not_exist_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="disturb.yaml: expected a rank from 0 to 1"):
+        disturbed(lambda comm: None, load("stragglers: [{rank: 2, factor: 2}]", tmp_path))
 
 
 def test_a_slow_rank_delays_training_and_changes_no_byte(tmp_path):
@@ -94,23 +84,3 @@ def test_jitter_has_mean_1_and_its_spread(distribution):
     assert factors.std() == pytest.approx(0.2, abs=0.01)
     assert factors.min() >= 0
     assert Jitter(0.2, distribution).factors(1, np.arange(20_000))[0] != factors[0]
-
-
-def test_a_link_is_slow_from_its_begin_to_its_end(tmp_path):
-    def send(comm: Communicator) -> float:
-        array, begin = np.zeros(125_000_000, "u1"), clock.now()
-        (comm.send if comm.rank == 0 else comm.recv)(array, 1 - comm.rank)
-        return clock.now() - begin
-
-    text = "slow_links: [{host: 0, other: 1, factor: 2, begin: 500 ms, end: 700 ms}]"
-    run = disturbed(send, load(text, tmp_path))
-    assert run.results == pytest.approx([1.1, 1.1], rel=1e-3)  # half of 0.2 s is lost
-
-
-def test_a_failure_ends_the_command_with_one_line(tmp_path, capsys):
-    (tmp_path / "disturb.yaml").write_text("failures: [{rank: 2, at: 50 ms}]")
-    options = ["--virtual-ranks=4", "--platform=cpu-1gbit", "--quiet", "--epochs=9"]
-    files = [f"--disturb={tmp_path / 'disturb.yaml'}", f"--output-dir={tmp_path / 'run'}"]
-    assert main([*TINY, *options, *files]) == 1
-    told = only_line(capsys.readouterr().err)
-    assert told == "rank 2: failed at virtual time 0.05 s, as disturb.yaml states"

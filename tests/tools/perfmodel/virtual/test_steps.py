@@ -7,7 +7,7 @@ import pytest
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import run_virtual
-from pydtnn.tools.perfmodel.virtual.disturbances import Disturbances, SlowLink
+from pydtnn.tools.perfmodel.virtual.disturbances import Disturbances, Straggler
 from pydtnn.tools.perfmodel.virtual.steps import _program, time_steps
 from pydtnn.training.workload import Workload
 from tests.each import each
@@ -52,10 +52,8 @@ def test_ranks_with_messages_of_their_own_are_executed(options):
         time_steps(workload(1025, **options), PLATFORM, UniformCosts())
 
 
-def test_ranks_are_executed_where_links_are_slow_for_a_time():
-    slow = Disturbances(slow_links=(SlowLink(0, 1, 100.0, begin=0.0, end=1e-3),))
-    assert not time_steps(workload(2), PLATFORM, UniformCosts(), disturbances=slow).alike
-    always = Disturbances(slow_links=(SlowLink(0, 1, 100.0),))
-    timing = time_steps(workload(2), PLATFORM, UniformCosts(), disturbances=always)
+def test_steps_with_a_slow_rank_are_those_of_one_that_stands_for_all():
+    slow = Disturbances(stragglers=(Straggler(1, 3.0),))
+    timing = time_steps(workload(2), PLATFORM, UniformCosts(), disturbances=slow)
     assert timing.alike
     assert timing.seconds > time_steps(workload(2), PLATFORM, UniformCosts()).seconds

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    return run_command("", lambda: _run(create_parser().parse_args(arguments)))
+    return run_command("report", lambda: _run(create_parser().parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> None:

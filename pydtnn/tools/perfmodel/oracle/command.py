@@ -5,16 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.oracle import table
-from pydtnn.tools.perfmodel.oracle.options import OracleCase, axes_of, create_parser
-from pydtnn.tools.perfmodel.oracle.ranking import Entry, best, first_of_kinds
+from pydtnn.tools.perfmodel.oracle.options import (
+    axes_of,
+    create_parser,
+    names_of,
+    parse_ranks,
+    variants_of,
+    workload_of,
+)
+from pydtnn.tools.perfmodel.oracle.ranking import (
+    KINDS,
+    Entry,
+    Oracle,
+    Variants,
+    best,
+    first_of_kinds,
+    strategies,
+)
 from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.training.workload import Workload
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
@@ -40,18 +58,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    case = OracleCase(options)
-    ranks, oracle, platform, work = case.ranks, case.oracle, case.platform, case.work
+    ranks, variants = parse_ranks(options.ranks), variants_of(options)
+    platform, work = Platform.load(options.platform), workload_of(options)
+    costs = AnalyticCosts(platform, work.dtype, peaks_only=options.peaks_only)
+    oracle = Oracle(Projector(work, platform, costs), options.batch_size)
+    limits, kinds = table.find_limits(work, oracle.projector.backend), names_of(options.strategies)
+    if kinds == [*KINDS]:  # those that divide layers of this network
+        kinds = [limit.kind for limit in limits]
+
+    def tried(number: int, variants: Variants = variants) -> Iterator[Workload]:
+        return strategies(work, number, kinds, variants, most=options.axes)
+
     explained = axes_of(options.explain) if options.explain else {}
     note = platform.check_hosts(max(*ranks, prod(explained.values())))
-    print(case.title)
+    print(table.title(work, platform.name, options.batch_size))
     if note:
         print(f"note: {note}")
     if options.sweep:
-        plain = replace(case.variants, recompute=False, sharded=False)
-        found = first_of_kinds(oracle.rank(case.strategies(max(ranks), plain)))
-        chosen = [one.work for one in found.values()]
-        _print_sweep(sweep(options.sweep, oracle.projector, chosen), options)
+        plain = replace(variants, recompute=False, sharded=False)
+        found = first_of_kinds(oracle.rank(tried(max(ranks), plain)))
+        fastest = [one.work for one in found.values()]
+        _print_sweep(sweep(options.sweep, oracle.projector, fastest), options)
         return
     if options.search is not None:
         _print_search(oracle.projector, ranks, options.search)
@@ -59,15 +86,15 @@ def _run(options: argparse.Namespace) -> None:
     if options.explain:
         _print_explanation(oracle.entry(replace(work, axes=explained)))
         return
-    swept = {number: oracle.rank(case.strategies(number)) for number in ranks}
+    swept = {number: oracle.rank(tried(number)) for number in ranks}
     if options.explain is not None:
         chosen = best(swept[max(ranks)])
         _print_explanation(chosen or swept[max(ranks)][0])
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    tried = {*case.kinds} - ({"data"} if options.batch_size else set())
-    print("\n".join(table.of_limits(one for one in case.limits if one.kind in tried)))
+    limited = {*kinds} - ({"data"} if options.batch_size else set())
+    print("\n".join(table.of_limits(one for one in limits if one.kind in limited)))
     rows = [entry.to_json() for entries in swept.values() for entry in entries]
     _write(rows, options, {"model": work.network, "platform": platform.name})
 

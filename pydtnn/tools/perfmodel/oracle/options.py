@@ -10,13 +10,9 @@ from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
-from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.entries import check
-from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Oracle, Variants, strategies
-from pydtnn.tools.perfmodel.oracle.table import find_limits, title
+from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Variants
 from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS
-from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.search import SCHEDULES
 from pydtnn.training.workload import Workload
 from pydtnn.utils.command import HelpFormatter, Parser, add_value
@@ -54,8 +50,8 @@ def create_parser() -> Parser:
         formatter_class=HelpFormatter,
     )
     parser.removed["ask"] = (
-        "the table has the time and the hosts times hours (node h) of an epoch; --mtbf of training "
-        "chooses the interval of checkpoints"
+        "the table has the time and the hosts times hours (node h) of an epoch; training with "
+        "--checkpoint-every auto chooses when checkpoints are written"
     )
     parser.removed["--plots"] = "--csv FILE writes all predictions, for any program that draws"
     what = parser.add_argument_group("network and training")
@@ -95,43 +91,6 @@ def create_parser() -> Parser:
     add_value(out, "--search", "FILE", text, **optional)
     add_value(out, "--sweep", "AXIS", f"vary one property: {', '.join(SWEEPS)}")
     return parser
-
-
-class OracleCase:
-    """A run on a platform, and what is tried, as the options describe them.
-
-    Attributes
-    ----------
-    ranks : list of int
-    platform : Platform
-    work : Workload
-        On one rank.
-    oracle : Oracle
-    limits : list of Limit
-        Of the network, for each strategy that can divide its layers.
-    kinds : list of str
-    variants : Variants
-    """
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.ranks = options, parse_ranks(options.ranks)
-        self.platform, self.work = Platform.load(options.platform), workload_of(options)
-        own = AnalyticCosts(self.platform, self.work.dtype, peaks_only=options.peaks_only)
-        self.oracle = Oracle(Projector(self.work, self.platform, own), options.batch_size)
-        self.limits = find_limits(self.work, self.oracle.projector.backend)
-        self.kinds, self.variants = names_of(options.strategies), variants_of(options)
-        if self.kinds == [*KINDS]:  # those that divide layers of this network
-            self.kinds = [limit.kind for limit in self.limits]
-
-    @property
-    def title(self) -> str:
-        """The first line of a report."""
-        return title(self.work, self.platform.name, self.options.batch_size)
-
-    def strategies(self, ranks: int, variants: Variants | None = None) -> list[Workload]:
-        """Return all strategies for a number of ranks."""
-        tried, most = variants or self.variants, self.options.axes
-        return [*strategies(self.work, ranks, self.kinds, tried, most=most)]
 
 
 def parse_ranks(text: str) -> list[int]:

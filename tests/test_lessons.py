@@ -1,0 +1,146 @@
+"""Lessons end in what serial training ends in, and their assertions find errors."""
+
+import ast
+import importlib
+import re
+import runpy
+import sys
+
+import numpy as np
+import pytest
+
+from tests.ahead import mpiexec
+from tests.launch import ROOT
+from tests.size import lines_of_code
+
+FOLDER = ROOT / "lessons"
+LESSONS = {path.stem[:2]: path for path in sorted(FOLDER.glob("[0-9]*.py"))}
+
+EVERY = f"""import runpy, sys
+sys.path.insert(0, {str(FOLDER)!r})
+for path in {[str(path) for path in LESSONS.values()]!r}:
+    sys.argv = [path]
+    runpy.run_path(path, run_name="__main__")
+"""
+
+
+@pytest.fixture
+def lesson(monkeypatch):
+    """Return a function that carries out a lesson on threads."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    ranks = importlib.import_module("ranks")
+    monkeypatch.setattr(ranks, "world", ranks.Threads)
+    monkeypatch.setattr(ranks, "TIMEOUT_S", 60.0)
+
+    def carry_out(path, size):
+        monkeypatch.setattr(sys, "argv", [str(path), f"--ranks={size}"])
+        runpy.run_path(str(path), run_name="__main__")
+
+    return carry_out
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", LESSONS)
+def test_a_lesson_ends_in_the_parameters_of_serial_training(number, size, lesson, capsys):
+    lesson(LESSONS[number], size)
+    assert f"{size} ranks, largest difference from serial training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [6, 8])
+def test_a_mesh_of_three_axes_trains(size, lesson, capsys):
+    lesson(LESSONS["24"], size)
+    assert f"{size} ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_lessons_run_on_processes(size):
+    done = mpiexec(size, ["-c", EVERY])
+    assert done.returncode == 0, done
+    assert done.stdout.count(f"{size} ranks, largest difference") == len(LESSONS)
+
+
+def test_gradients_of_the_layers_are_those_of_differences(lesson):
+    nets, rng = importlib.import_module("nets"), np.random.default_rng(0)
+    q, k, v, weight = rng.standard_normal((4, 2, 3, 5, 2))
+    x, kernel, out = (rng.standard_normal(s) for s in ((2, 6, 5, 3), (3, 3, 3, 4), (2, 4, 3, 4)))
+    params = nets.parameters()
+    cases = [
+        ([q, k, v], lambda: (nets.attention(q, k, v)[0] * weight).sum()),
+        ([x, kernel], lambda: (nets.conv(x, kernel) * out).sum()),
+        (params, lambda: nets.gradients(params, *nets.batch(0))[0]),
+    ]
+    inner = nets.conv(nets.frame(out), nets.turned(kernel))
+    padded = np.pad(out, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    assert np.allclose(inner, nets.conv(padded, nets.turned(kernel))[:, 1:-1, 1:-1])
+    expected = [
+        nets.attention_backward(weight, q, k, v, nets.attention(q, k, v)[1]),
+        [nets.conv(padded, nets.turned(kernel)), nets.conv_backward(out, x, kernel)],
+        nets.gradients(params, *nets.batch(0))[1],
+    ]
+    for (arrays, loss), gradients in zip(cases, expected, strict=True):
+        for array, gradient in zip(arrays, gradients, strict=True):
+            direction = rng.standard_normal(array.shape)
+            array += 1e-6 * direction
+            above = loss()
+            array -= 2e-6 * direction
+            below = loss()
+            array += 1e-6 * direction
+            assert np.isclose((above - below) / 2e-6, (gradient * direction).sum(), rtol=1e-6)
+
+
+BROKEN = {
+    "01": ("d3 /= BATCH", "d3 /= BATCH + 1"),
+    "02": ("total = rank.allreduce(join(grads))", "total = join(grads)"),
+    "03": ("buckets.append(join([dw, db]))", "buckets.append(2 * join([dw, db]))"),
+    "04": ("+= rank.receive(left)", "= rank.receive(left)"),
+    "05": ("array + rank.receive(rank.rank ^ bit)", "rank.receive(rank.rank ^ bit)"),
+    "06": ("BIASED = False", "BIASED = True"),
+    "07": ("normal * sums[0] / BATCH", "normal * (d1 * normal).mean(axis=0)"),
+    "08": ("rank.allreduce(join(params)) / rank.size", "join(params)"),
+    "09": ("rank.allreduce(change) / rank.size", "rank.allreduce(change)"),
+    "10": ("total[where] += what  # positions", "total[where] = what  # positions"),
+    "11": ("rank.reduce_scatter(list(padded))", "padded[rank.rank].copy()"),
+    "12": ("RATE / BATCH * gradient", "RATE * gradient"),
+    "13": ("RATE / BATCH * rank", "RATE * rank"),
+    "14": ("padded[:, 0, 1:-1] = rank.receive(up)", "rank.receive(up)"),
+    "15": ("scores = rank.allreduce(mean @ w) + b", "scores = rank.allreduce(mean @ w + b)"),
+    "16": ("dh0 = rank.allreduce(dh0) *", "dh0 = dh0 *"),
+    "17": ("dx = dout + rank.allreduce(dx)", "dx = rank.allreduce(dout + dx)"),
+    "18": ("total = rank.allreduce(join([dtable, dgain]))", "total = join([dtable, dgain])"),
+    "19": ("out * shrink + p @ v", "out + p @ v"),
+    "20": ("reversed(range(micro_batches))", "range(1, micro_batches)"),
+    "21": ("ahead = min(size - rank - 1", "ahead = min(size - rank"),
+    "22": ("if i >= rank:", "if i > rank:"),
+    "23": ("theirs[..., None] == mine", "theirs[..., None] >= mine"),
+    "24": ("data.allreduce(join(grads))", "join(grads)"),
+    "25": ("tree(ordered)", "sum(ordered[rank.rank :] + ordered[: rank.rank])"),
+    "26": ("continue  # repeat", "step += 1  # repeat"),
+    "27": ("x, labels = (part(a, rank.rank, rank.size)", "x, labels = (part(a, 0, rank.size)"),
+}
+"""A line of each lesson, and one that is wrong."""
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_the_assertions_of_a_lesson_find_an_error(number, lesson, tmp_path):
+    before, after = BROKEN[number]
+    text = LESSONS[number].read_text()
+    assert text.count(before) == 1
+    copy = tmp_path / LESSONS[number].name
+    copy.write_text(text.replace(before, after))
+    with pytest.raises((AssertionError, KeyError)):
+        lesson(copy, 4)
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_a_lesson_is_short_and_the_table_of_contents_tells_its_title_and_place(number):
+    path, table = LESSONS[number], (FOLDER / "README.md").read_text()
+    text = path.read_text()
+    assert lines_of_code(text) <= 120
+    title = text[3:].partition("\n")[0].removeprefix(f"{number} ").rstrip(".")
+    row = re.search(rf"\[{number}\]\({path.name}\) \| (.*) \| `(.*)` \|", table)
+    assert row[1] == title
+    assert f'"{row[2]}"' in text
+    file, _, name = row[2].partition(": ")
+    body = ast.parse((ROOT / file).read_text()).body
+    defined = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    assert name in defined, row[2]

@@ -197,7 +197,6 @@ class Launch:
         else:
             command = self._cluster.command([*options, *train])
             place = command.index(str(mpirun()))
-            again[-1:] = ["--probe=", "--"] if survives else []  # no ssh reaches emulated hosts
             command[place:place] = again
             environment = self._cluster.environment()
         with (folder / "output.txt").open("wb") as output:

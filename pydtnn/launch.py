@@ -16,11 +16,9 @@ from pathlib import Path
 
 from pydtnn.cli.child import ENDING, ProgramEnd, run_child
 from pydtnn.cli.config import TrainConfig, flags, typed
-from pydtnn.cli.hosts import PROBE, place, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments
 from pydtnn.cli.run_directory import (
     INITIAL,
-    OF_THE_MESH,
     RUNS,
     claim,
     read_run,
@@ -33,7 +31,6 @@ from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.training.run_folder import RUN_FILE, is_run, read_about
 from pydtnn.utils.command import HelpFormatter, Parser, printing
 from pydtnn.utils.errors import NotSavedError, describe, printable, requested_traceback
-from pydtnn.utils.names import shorten
 
 EXAMPLES = """examples:
   python -m pydtnn.launch -- mpirun -np 8 python -m pydtnn.train --model resnet44
@@ -53,21 +50,13 @@ USER_ERROR = 1
 ENDED_BY_SIGNAL = (*(128 + one for one in (*ENDING, signal.SIGUSR1)), 128 + signal.SIGPIPE)
 """Exit statuses of runs that have been ended on purpose."""
 
-OF_THE_RANKS = ("batch_size", *OF_THE_MESH)
-"""Options that are not kept if a run continues on another number of ranks."""
-
-UNEXPECTED = "terminated unexpectedly"
-"""Part of the line that names a rank that was killed."""
-
-_REASON = re.compile(r"^((?:a rank|rank \d+|no progress for|mpirun): .*|no progress for .*)$", re.M)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status of the last run, or 1 for invalid arguments."""
     try:
         with printing():
             options = _parse(sys.argv[1:] if arguments is None else arguments)
-            return Launch(options.command, options.restarts, options.probe).run()
+            return Launch(options.command, options.restarts).run()
     except Exception as error:
         text = describe(error)
         text = text if text.startswith(("launch: ", "train: ")) else f"launch: {text}"
@@ -86,13 +75,6 @@ def create_parser() -> Parser:
     )
     parser.add_argument(
         "--restarts", type=_count, default=3, metavar="N", help="most restarts; default: 3"
-    )
-    parser.add_argument(
-        "--probe",
-        default=PROBE,
-        metavar="COMMAND",
-        help="after a failure, tests whether a host in the arguments of mpirun answers; the run "
-        f"continues on those that do; empty for none; default: {PROBE}",
     )
     parser.add_argument(
         "command",
@@ -192,8 +174,6 @@ class Launch:
         Starts the run: ``mpirun ... python -m pydtnn.train ...``.
     restarts : int
         Largest number of restarts.
-    probe : str
-        See `silent_hosts`; empty if hosts are not tested.
 
     Raises
     ------
@@ -201,11 +181,10 @@ class Launch:
         If the command does not run `pydtnn.train`, or its options are invalid.
     """
 
-    def __init__(self, command: Sequence[str], restarts: int, probe: str = PROBE) -> None:
+    def __init__(self, command: Sequence[str], restarts: int) -> None:
         at = find_options(command)
         self._before, self._options = [*command[:at]], [*command[at:]]
-        self._restarts, self._probe = restarts, probe
-        self._placement = self._given = read_placement(self._before)
+        self._restarts = restarts
         given = Arguments(self._options)
         start = {}
         if given.folder is not None:
@@ -227,23 +206,15 @@ class Launch:
                 began = before.started != after.started
                 if not failed(ended, began=began, complete=began and after.ended):
                     return ended.status
+                why = f"the run has ended (status {ended.status})"
                 stalled = stalled + 1 if number and after.step <= before.step else 0
                 if stalled == MAX_STALLED_RESTARTS or number == self._restarts:
-                    _report(f"{reason(ended)}; {self._why_given_up(stalled, after)}")
+                    _report(f"{why}; {self._why_given_up(stalled, after)}")
                     return ended.status
                 number += 1
-                lost = self._leave_out_silent_hosts()
-                if lost and not self._placement.hosts:
-                    _report(f"{reason(ended)}; given up: no host answers ({self._probe})")
-                    return ended.status
                 _wait_until_unlocked(folder)
                 start = "the beginning" if after.checkpoint is None else str(after.checkpoint)
-                ranks = f" on {self._placement.ranks} ranks" if self._placement.ranks else ""
-                without = f", without {shorten(lost)}{ranks}" if lost else ""
-                _report(
-                    f"restart {number} of {self._restarts}: {reason(ended)}; continuing from "
-                    f"{start}{without}"
-                )
+                _report(f"restart {number} of {self._restarts}: {why}; continuing from {start}")
                 command = self._again(folder, number)
 
     def _why_given_up(self, stalled: int, after: Progress) -> str:
@@ -288,11 +259,8 @@ class Launch:
         return [*self._before, *self._options, *more]
 
     def _again(self, folder: Path, number: int) -> list[str]:
-        """Return the command that continues the run, on the hosts that answer."""
-        before, left_out = self._before, {"output_dir", "resume"}
-        if self._placement != self._given:
-            before = place(before, self._placement, folder / "hosts")
-            left_out |= {*OF_THE_RANKS}
+        """Return the command that continues the run."""
+        left_out = {"output_dir", "resume"}
         if find_checkpoints(folder):
             left_out |= {*INITIAL}
         if is_run(folder):
@@ -304,20 +272,7 @@ class Launch:
             config = replace(config, trace=f"{config.trace}-restart{number}")
         for name in sorted({known[name].owner or name for name in self._names - left_out}):
             options += shlex.split(typed(config, name))
-        return [*before, *options]
-
-    def _leave_out_silent_hosts(self) -> list[str]:
-        """Continue on the hosts that answer; return the names of the others."""
-        if not self._probe or not self._placement.hosts:
-            return []
-        try:
-            lost = silent_hosts(self._placement.hosts, self._probe)
-        except OSError as error:
-            _report(f"hosts were not tested, since --probe cannot be run ({describe(error)})")
-            return []
-        if lost:
-            self._placement = self._placement.without(lost)
-        return lost
+        return [*self._before, *options]
 
 
 def failed(ended: ProgramEnd, *, began: bool, complete: bool) -> bool:
@@ -337,16 +292,6 @@ def failed(ended: ProgramEnd, *, began: bool, complete: bool) -> bool:
     if ended.status == 0:
         return not complete
     return began or ended.status != USER_ERROR
-
-
-def reason(ended: ProgramEnd) -> str:
-    """Return what has failed: the last error of a rank, and the status."""
-    found = _REASON.findall(ended.errors)
-    found = [line for line in found if f": {UNEXPECTED}; " in line] or found
-    if not found and ended.status == USER_ERROR:
-        found = ended.errors.split("\n")[-2:-1]
-    what = found[-1].rstrip(".") if found else "the run has ended"
-    return f"{what} (status {ended.status})"
 
 
 def _wait_until_unlocked(folder: Path) -> None:

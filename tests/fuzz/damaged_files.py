@@ -28,7 +28,6 @@ import numpy as np
 
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.hosts import HostPlacement, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments, parse
 from pydtnn.cli.run_directory import NOT_INHERITED, OF_THE_MESH, read_run, start_values
 from pydtnn.data import (
@@ -764,21 +763,6 @@ class Tokenizers(Kind):
 
     def check(self, found: Any, name: str, data: bytes) -> None:
         assert found.dtype == np.int32
-
-
-class Hosts(Kind):
-    """A file of hosts, whose names are arguments of a program that tests them."""
-
-    def prepare(self) -> None:
-        (self.folder / "hosts").write_text("a slots=2\nuser@b-1:4\n# none\nc\n")
-
-    def read(self) -> HostPlacement:
-        return read_placement(["mpirun", "-np", "4", "-f", str(self.folder / "hosts")])
-
-    def check(self, found: HostPlacement, name: str, data: bytes) -> None:
-        asked: list[str] = []
-        silent_hosts(found.hosts, "ask {host}", lambda command, **_: asked.append(command[1]))
-        assert not [one for one in asked if one.startswith("-") or {*one} & {*" ;|&$`<>()"}]
 
 
 def try_one(kind: Kind, seed: int) -> dict[str, str]:

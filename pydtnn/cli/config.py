@@ -71,6 +71,7 @@ class Flag(Option):
         super().__set_name__(owner, name)
         self.group = vars(owner)["GROUP"]
         if self.owner:
+            self.key = self.key or name.removeprefix(f"{self.owner}_")
             MEMBERS[self.owner][self.key] = self
 
     @property
@@ -150,7 +151,8 @@ def option(
     help, metavar : str
         See `Flag`; the default placeholder is the list of choices, or one of `PLACEHOLDERS`.
     of : str
-        Owner and key of an option that is typed in the value of another one: "trace.steps".
+        Owner of an option that is typed in the value of another one, such as "trace", or owner
+        and key, "parallel.schedule". By default the key is the name, without that of the owner.
     default, among, **limits
         See `pydtnn.utils.option.option`.
     """
@@ -233,62 +235,43 @@ class _ModelOptions:
 
     GROUP = MODEL
     model: str = option("resnet44", "name of a model, or path/to/file.py:function")
-    model_options: dict[str, Any] = option(
-        {}, 'of the model: {"shortcut": "A"}', of="model.options"
-    )
+    model_options: dict[str, Any] = option({}, 'of the model: {"shortcut": "A"}', of="model")
     dataset: str = option("synthetic", "name of a data set, or path/to/file.py:function")
     dataset_options: dict[str, Any] = option(
-        {}, 'of the data set: {"samples": 20000}', of="dataset.options"
+        {}, 'of the data set: {"samples": 20000}', of="dataset"
     )
     data_dir: str | None = option(
-        str,
-        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
-        metavar="FOLDER",
+        str, "folder of the data; by default $PYDTNN_DATA, or the user's cache", metavar="FOLDER"
     )
     stage: str | None = option(
-        str,
-        "copy the shards to this folder of each host first, such as /local/me, and read them there",
-        metavar="FOLDER",
-        of="dataset.stage",
+        str, "folder of each host to which shards are copied first", metavar="FOLDER", of="dataset"
     )
     download: bool = option(False, "download the data if they are missing")
     image_size: int | None = option(
-        int,
-        "height and width of samples, to which images from files are resized and cropped",
-        at_least=1,
-        of="dataset.image_size",
+        int, "height and width to which images are resized and cropped", at_least=1, of="dataset"
     )
     skip_bad: bool = option(
-        False,
-        "omit files of a folder that are not images, instead of an error",
-        of="dataset.skip_bad",
+        False, "omit files that are not images, instead of an error", of="dataset"
     )
     exif_rotation: bool = option(
-        True, "turn photographs to the orientation in their metadata", of="dataset.exif_rotation"
+        True, "turn photographs to the orientation in their metadata", of="dataset"
     )
     validation_split: float = option(
-        0.0,
-        "validate on this fraction of the training set instead of the test set",
-        at_least=0,
-        below=1,
+        0.0, "validate on this fraction of the training set", at_least=0, below=1
     )
     augment: str = option(
         "",
-        "augmentation of training images: crop:4,flip,jitter or resized_crop:0.3,randaugment:2:9",
+        "of training images: crop:4,flip,jitter or resized_crop:0.3,randaugment:2:9",
         metavar="LIST",
     )
     mixup: float | None = option(
         float,
-        "average pairs of training samples and their labels, with weights from Beta(X, X): 0.2",
-        of="augment.mixup",
+        "average pairs of samples and labels, with weights from Beta(X, X)",
+        of="augment",
         above=0,
     )
     cutmix: float | None = option(
-        float,
-        "replace a box of each training image by that of another one, and mix their labels by "
-        "area, which is from Beta(X, X): 1.0; with mixup, one of the two for each sample",
-        of="augment.cutmix",
-        above=0,
+        float, "mix boxes of images, with areas from Beta(X, X)", of="augment", above=0
     )
 
 
@@ -300,88 +283,64 @@ class _TrainingOptions:
     epochs: int = option(4, "passes over the training set", at_least=1)
     steps_per_epoch: int | None = option(int, "limit epochs to this number of steps", at_least=1)
     batch_size: int | None = option(
-        int,
-        "samples per rank and step; by default 64, or fewer if the data set has fewer samples",
-        at_least=1,
+        int, "samples per rank and step; by default 64, or fewer of a smaller set", at_least=1
     )
     global_batch_size: int | None = option(
-        int, "samples of all ranks per step; replaces --batch-size", at_least=1
+        int, "samples of all ranks per step, instead of --batch-size", at_least=1
     )
-    drop_last: bool = option(
-        False, "omit the last step of an epoch if it has fewer samples than the others"
-    )
-    class_balanced: bool = option(
-        False, "draw training samples with replacement, all classes equally often"
-    )
+    drop_last: bool = option(False, "omit the last step of an epoch if it has fewer samples")
+    class_balanced: bool = option(False, "draw all classes equally often, with replacement")
     accumulation: int = option(1, "micro-batches per step and rank, to save memory", at_least=1)
     loss: str = option("cross_entropy", "loss to minimise, or path/to/file.py:Class")
     loss_options: dict[str, Any] = option(
-        {},
-        'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
-        of="loss.options",
+        {}, 'of the loss: {"class_weights": [1, 5]} or {"class_weights": "balanced"}', of="loss"
     )
     auxiliary_weights: str = option(
-        "",
-        "factors of the losses of auxiliary outputs, which are trained but not evaluated: 0.3,0.3",
-        metavar="LIST",
-        of="loss.auxiliary_weights",
+        "", "factors of the losses of auxiliary outputs: 0.3,0.3", metavar="LIST", of="loss"
     )
-    label_smoothing: float = option(
-        0.0, "of cross_entropy", at_least=0, below=1, of="loss.label_smoothing"
-    )
+    label_smoothing: float = option(0.0, "of cross_entropy", at_least=0, below=1, of="loss")
     metrics: str | None = option(
         str,
-        "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class; by "
-        "default those of the loss, and none for an empty list",
+        "reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class; by default "
+        "those of the loss, and none for an empty list",
         metavar="LIST",
     )
     monitor: str | None = option(
-        str,
-        "value monitored for the best weights, early stopping, --stop-at and plateaus; by default "
-        "the first validation metric",
+        str, "value that is to improve; by default the first validation metric"
     )
     early_stopping: int | None = option(
         int, "stop after this number of epochs without improvement", at_least=1
     )
-    restore_best: bool = option(
-        False, "end with the weights of the best epoch, which --save then writes"
-    )
+    restore_best: bool = option(False, "end with the weights of the best epoch")
     stop_at: float | None = option(float, "stop when the monitored value reaches this")
     ema: float | None = option(
         float,
-        "evaluate and save an exponential moving average of the weights, with this decay: 0.999",
+        "evaluate and save a moving average of the weights, of this decay: 0.999",
         above=0,
         below=1,
     )
     freeze: str = option(
-        "",
-        "layers whose parameters are not trained: stem,stage1, or with wildcards",
-        metavar="LIST",
+        "", "layers that are not trained: stem,stage1, or with wildcards", metavar="LIST"
     )
-    sync_batch_norm: bool = option(
-        False, "normalise over the batch of all ranks instead of each rank's own"
-    )
+    sync_batch_norm: bool = option(False, "normalise over the batch of all ranks")
     exact: bool = option(
         False, "the same bytes for any number of ranks and threads; needs a global batch size"
     )
     shards: int = option(
         8,
-        "slices of each batch that are computed one by one; at least one per rank",
+        "slices of a batch that are computed one by one, at least one per rank",
         at_least=1,
-        of="exact.shards",
+        of="exact",
     )
     seed: int = option(0, "of weights, order, augmentation and dropout", at_least=0)
     dtype: str = option(
         "float32",
-        "with bfloat16 and float16, parameters and gradients stay float32; float16 is slow with "
-        "--device cpu, which runs the readable reference",
+        "of activations; parameters and gradients have at least 32 bits; float16 is slow on a CPU",
         among=("float32", "float64", "bfloat16", "float16"),
     )
     formats: str | None = option(
         str,
-        "round activations, weights, gradients, the state of the optimizer and messages to fewer "
-        "bits, and compute in float32: "
-        "activations=e4m3fn,weights=e2m1:32",
+        "round values to fewer bits, and compute in float32: activations=e4m3fn,weights=e2m1:32",
         metavar="LIST",
     )
 
@@ -403,35 +362,28 @@ class _OptimizerOptions:
     )
     clip_norm: float | None = option(float, "largest global norm of the gradient", above=0)
     optimizer_options: dict[str, Any] = option(
-        {}, 'further options of the rule, such as {"nesterov": true}', of="optimizer.options"
+        {}, 'of the rule: {"nesterov": true}', of="optimizer"
     )
     schedule: str = option(
-        "triangular", "learning rate schedule, or path/to/file.py:function of the step"
+        "triangular", "of the learning rate, or path/to/file.py:function of the step"
     )
-    schedule_options: dict[str, Any] = option(
-        {}, 'options of the schedule, such as {"rise": 0.3}', of="schedule.options"
-    )
+    schedule_options: dict[str, Any] = option({}, 'of the schedule: {"rise": 0.3}', of="schedule")
     warmup_epochs: float = option(0.0, "epochs of linear warm-up before the schedule", at_least=0)
     lr_scaling: str = option(
         "none",
-        "scale the learning rate with the global batch, divided by base_batch",
+        "scale the rate with the global batch, divided by base_batch",
         among=("none", "linear", "sqrt"),
     )
     lr_base_batch: int = option(
-        64,
-        "global batch that --lr is meant for",
-        at_least=1,
-        of="lr_scaling.base_batch",
+        64, "global batch that --lr is meant for", at_least=1, of="lr_scaling.base_batch"
     )
     plateau: int | None = option(
         int,
-        "reduce the learning rate after this number of epochs without improvement",
+        "reduce the rate after this number of epochs without improvement",
         at_least=1,
-        of="schedule.plateau",
+        of="schedule",
     )
-    plateau_factor: float = option(
-        0.1, "factor of that reduction", above=0, below=1, of="schedule.plateau_factor"
-    )
+    plateau_factor: float = option(0.1, "factor of that reduction", above=0, below=1, of="schedule")
 
 
 @dataclass(frozen=True)
@@ -444,56 +396,50 @@ class _OutputOptions:
     )
     save: str | None = option(
         str,
-        "write the final model to this folder, such as digits.pydtnn, for pydtnn.load; a name that "
-        "ends in .safetensors is a file of the weights only",
+        "write the final model to this folder, for pydtnn.load, or its weights to a file, if the "
+        "name ends in .safetensors",
         metavar="PATH",
     )
     load: str | None = option(str, "start from a file of weights, or a state dict", metavar="FILE")
     load_options: dict[str, Any] = option(
-        {},
-        'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
-        of="load.options",
+        {}, '{"strict": false} loads the arrays that fit the model', of="load"
     )
     resume: bool = option(
         False,
         "continue the run in FOLDER with its own options, which further options override; without "
-        "FOLDER, continue from the newest checkpoint in --output-dir",
+        "FOLDER, from the newest checkpoint in --output-dir",
         metavar="FOLDER",
     )
     evaluate_only: bool = option(False, "evaluate the weights of --load or --resume, and exit")
     checkpoint_epochs: int = option(
-        1,
-        "epochs between checkpoints; 0 writes none after epochs",
-        at_least=0,
-        of="checkpoint_every.epochs",
+        1, "epochs between checkpoints; 0 for none", at_least=0, of="checkpoint_every.epochs"
     )
     checkpoint_steps: int | None = option(
         int, "steps between checkpoints", at_least=1, of="checkpoint_every.steps"
     )
     checkpoint_every: str | None = option(
         str,
-        "interval of checkpoints, instead of epochs and steps: 5min, '200 steps', '2 epochs' or "
-        "auto, by their measured cost and mtbf",
+        "interval of checkpoints: 5min, '200 steps', '2 epochs' or auto, by their cost and mtbf; "
+        "instead of epochs and steps",
         metavar="INTERVAL",
     )
     checkpoint_local: str | None = option(
         str,
-        "folder on a disk of each host, in which its ranks write checkpoints for themselves, "
-        "besides those of all in --output-dir; --resume takes the newest of any host",
+        "folder on a disk of each host, for checkpoints of its ranks",
         metavar="FOLDER",
         of="checkpoint_every.local",
     )
     checkpoint_local_every: str = option(
         AUTO,
-        "interval of checkpoints in that folder",
+        "interval of those in that folder",
         metavar="INTERVAL",
         of="checkpoint_every.local_every",
     )
     mtbf: str = option(
         DEFAULT_MTBF,
-        "for intervals that are auto: mean time between two failures of the run",
+        "mean time between two failures of the run, for auto",
         metavar="TIME",
-        of="checkpoint_every.mtbf",
+        of="checkpoint_every",
     )
     checkpoint_background: bool = option(
         True,
@@ -502,17 +448,17 @@ class _OutputOptions:
     )
     grace: float | None = option(
         float,
-        "let SIGUSR1, which Slurm sends before it ends a job, save and end the run as SIGTERM "
-        "does, after a step that may take this time, in s; by default 20, and SIGUSR1 only reports",
+        "save and end after SIGUSR1, too, which Slurm sends before it ends a job, and a step that "
+        "may take this time, in s; by default SIGUSR1 only reports",
         above=0,
     )
     keep: int = option(2, "last checkpoints to keep", at_least=1)
     keep_every: int | None = option(
-        int, "keep also one of this number of earlier checkpoints", at_least=1, of="keep.every"
+        int, "keep also one of this number of earlier checkpoints", at_least=1, of="keep"
     )
     progress: str = option(
         "auto",
-        "a bar, plain lines, or none; auto is a bar on a terminal and plain lines elsewhere",
+        "a bar, plain lines, or none; auto is a bar on a terminal",
         among=("auto", "bar", "plain", "none"),
     )
     verbose: bool = option(
@@ -527,44 +473,32 @@ class _ObservationOptions:
 
     GROUP = OBSERVATION
     trace: str | None = option(
-        str,
-        "record what every rank does, and write it to this folder: docs/tracing.md",
-        metavar="FOLDER",
+        str, "record what every rank does in this folder: docs/tracing.md", metavar="FOLDER"
     )
     trace_steps: str | None = option(
         str,
-        "record these steps only, counted from 0 at the start of this run, such as 10:20, which "
-        "excludes step 20",
+        "record these steps only, counted from 0; 10:20 excludes step 20",
         metavar="FIRST:STOP",
-        of="trace.steps",
+        of="trace",
     )
-    trace_kernels: bool = option(False, "record every call of a kernel too", of="trace.kernels")
+    trace_kernels: bool = option(False, "record every call of a kernel too", of="trace")
     check_equal: int | None = option(
         int,
         "steps between comparisons of the parameters and the optimizer's state of all ranks; by "
-        "default 100 where these must be equal; with 0 they are not compared",
+        "default 100 where these must be equal; 0 for none",
         at_least=0,
     )
     tensorboard: bool = option(
-        False,
-        "write curves and hyper-parameters for TensorBoard to the folder "
-        "tensorboard of the run; requires the package tensorboardX",
+        False, "write curves for TensorBoard to the folder of the run; requires tensorboardX"
     )
     tensorboard_histograms: int | None = option(
-        int,
-        "epochs between histograms of parameters and gradients",
-        at_least=1,
-        of="tensorboard.histograms",
+        int, "epochs between histograms of parameters and gradients", at_least=1, of="tensorboard"
     )
     mlflow: str | None = option(
-        str,
-        "report options, results and the model to this experiment of MLflow; requires the package "
-        "mlflow",
+        str, "report options, results and the model to this experiment of MLflow"
     )
     wandb: str | None = option(
-        str,
-        "report options, results and the model to this project of Weights & Biases; requires the "
-        "package wandb",
+        str, "report options, results and the model to this project of Weights & Biases"
     )
 
 
@@ -580,43 +514,37 @@ class _DeviceOptions:
     )
     tf32: bool | None = option(
         bool,
-        "with --device cuda: round float32 to 10 bits before multiplication; by default "
-        "PYDTNN_TF32, otherwise yes",
-        of="device.tf32",
+        "of cuda: round float32 to 10 bits before products; by default PYDTNN_TF32 or true",
+        of="device",
     )
     graph: bool = option(
-        True,
-        "with --device cuda: replay the training step as one CUDA graph where possible",
-        of="device.graph",
+        True, "of cuda: replay the training step as one CUDA graph where possible", of="device"
     )
     fusion: bool = option(True, "fuse batch norm, additions and ReLU into convolutions")
     recompute: str | None = option(
         str,
-        "drop values in forward and compute them again in backward, to save memory: in this number "
-        "of parts, between these layers (stage1.?,stage2.?), or auto",
+        "compute values again in backward, to save memory: in this number of parts, between these "
+        "layers (stage1.?,stage2.?), or auto",
         metavar="N|LAYERS|auto",
     )
     memory_limit: str | None = option(
         str,
-        "with --recompute auto: compute as little as possible again within this memory per rank, "
-        "such as 2GiB",
+        "with --recompute auto: recompute as little as possible within it, per rank: 2GiB",
         metavar="SIZE",
     )
     threads: int | None = option(
         int,
-        "threads per rank; by default OMP_NUM_THREADS, otherwise cores / ranks of the host",
+        "per rank; by default OMP_NUM_THREADS, or cores / ranks of the host",
         at_least=1,
         at_most=MAX_THREADS,
     )
     tuning: str | None = option(
         str,
-        "choose convolution algorithms by measurement, by a fixed rule, or only direct "
-        "ones; by default PYDTNN_TUNING, otherwise measure",
+        "choose algorithms by measurement, by a rule, or direct ones; by default PYDTNN_TUNING or "
+        "measure",
         among=("measure", "fixed", "direct"),
     )
-    loader_threads: int = option(
-        1, "threads that prefetch batches; with 0, batches are made on demand", at_least=0
-    )
+    loader_threads: int = option(1, "threads that prefetch batches; 0: made on demand", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -626,63 +554,47 @@ class _CommunicationOptions:
     GROUP = COMMUNICATION
     timeout: float = option(
         300.0,
-        "longest wait for other ranks or for a batch, in s; then a table names the rank that is "
-        "late, and all ranks end with status 75; 0 for no limit",
+        "longest wait for other ranks or a batch, in s, after which a table names the late rank, "
+        "and all end with status 75; 0 for no limit",
         at_least=0,
     )
     survive: bool = option(
         False,
-        "continue without ranks that fail, or that are late by --timeout; requires Open MPI and "
-        "mpirun --with-ft ulfm: docs/survival.md",
+        "continue without ranks that fail, or are late by --timeout; requires Open MPI and mpirun "
+        "--with-ft ulfm: docs/survival.md",
     )
     min_ranks: int = option(
-        1,
-        "with fewer ranks, save a checkpoint and end with status 75",
-        at_least=1,
-        of="survive.min_ranks",
+        1, "with fewer ranks, save a checkpoint and end with status 75", at_least=1, of="survive"
     )
     buddy_interval: str = option(
         AUTO,
-        "interval of copies of state that not all ranks have: 5min, '20 steps' or auto, by their "
-        "measured cost and mtbf of --checkpoint-every",
+        "of copies of state that not all ranks have: 5min, '20 steps' or auto",
         metavar="INTERVAL",
-        of="survive.buddy_interval",
+        of="survive",
     )
     straggler_factor: float = option(
-        1.5,
-        "after each epoch, name ranks that compute this many times as long as the others, with the "
-        "phase that takes longer; 0 for none",
-        at_least=0,
+        1.5, "name ranks that compute this many times as long as others; 0 for none", at_least=0
     )
     balance: bool = option(
-        False,
-        "after each epoch, divide the batches among the ranks by their measured speed; the global "
-        "batch remains",
+        False, "divide batches among ranks by their measured speed, after each epoch"
     )
     scheme: str = option("allreduce", "how ranks train together, or path/to/file.py:Class")
-    scheme_options: dict[str, Any] = option(
-        {}, 'options of the scheme, such as {"period": 8}', of="scheme.options"
-    )
-    compress: str | None = option(
-        str, "compression of gradients in messages, or path/to/file.py:compressor"
-    )
+    scheme_options: dict[str, Any] = option({}, 'of the scheme: {"period": 8}', of="scheme")
+    compress: str | None = option(str, "of gradients in messages, or path/to/file.py:compressor")
     compress_options: dict[str, Any] = option(
-        {}, 'options of the compressor, such as {"share": 0.01}', of="compress.options"
+        {}, 'of the compressor: {"share": 0.01}', of="compress"
     )
     allreduce: str = option(
         "rule",
-        "how arrays are summed: rule is MPI's own way inside a host and a schedule between "
-        "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
+        "how arrays are summed: rule is MPI's own way inside a host and a schedule between hosts, "
+        "vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
     )
-    overlap: bool = option(
-        True, "exchange gradients while backward runs; false to compare", of="scheme.overlap"
-    )
+    overlap: bool = option(True, "exchange gradients while backward runs", of="scheme")
     bucket_bytes: int | None = option(
         int,
-        "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
-        "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
+        "size of messages with gradients, in B; by default 1 MiB, or less between hosts",
         at_least=1,
-        of="scheme.bucket_bytes",
+        of="scheme",
     )
     comm: str = option(
         "auto",
@@ -691,10 +603,10 @@ class _CommunicationOptions:
         among=("auto", "mpi", "nccl"),
     )
     cuda_aware: bool = option(
-        False, "of mpi: pass GPU arrays directly to the MPI library", of="comm.cuda_aware"
+        False, "of mpi: pass GPU arrays directly to the MPI library", of="comm"
     )
     check_messages: bool = option(
-        False, "compare the arguments of every call across ranks, to find errors in a scheme (slow)"
+        False, "compare the arguments of every call across ranks, to find errors in a scheme"
     )
     parallel: str | None = option(
         str,
@@ -703,10 +615,7 @@ class _CommunicationOptions:
         metavar="LIST",
     )
     micro_batches: int | None = option(
-        int,
-        "per rank and step; by default 4 per rank of a pipeline",
-        at_least=1,
-        of="parallel.micro_batches",
+        int, "per rank and step; by default 4 per rank of a pipeline", at_least=1, of="parallel"
     )
     pipeline_schedule: str = option(
         "1f1b",
@@ -716,8 +625,8 @@ class _CommunicationOptions:
     )
     plan: str | None = option(
         str,
-        "how the network is cut along the axes besides data: a strategy, a YAML file, or its rules "
-        "in braces; by default each axis is used for the strategy of its name",
+        "how the network is cut along axes besides data: a strategy, a YAML file, or rules in "
+        "braces; by default each axis is used for the strategy of its name",
     )
 
 
@@ -735,20 +644,19 @@ class _VirtualOptions:
     )
     platform: str | None = option(
         str,
-        "name of a platform, or path/to/file.yaml, also for predictions; by default this job's "
-        "ranks, measured in a few seconds",
+        "name of a platform, or path/to/file.yaml; by default this job's ranks, measured",
         metavar="FILE",
     )
     disturb: str | None = option(
         str,
         "slow ranks and jitter, in a YAML file",
         metavar="FILE",
-        of="virtual_ranks.disturb",
+        of="virtual_ranks",
     )
     timing_only: bool = option(
         False,
         "predict the time of steps, with kernels that do nothing, and exit",
-        of="virtual_ranks.timing_only",
+        of="virtual_ranks",
     )
 
 

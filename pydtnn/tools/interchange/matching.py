@@ -19,9 +19,6 @@ from pydtnn.utils.units import align
 COUNTER = "num_batches_tracked"
 """Batches that a batch norm of PyTorch has seen, which the model does not count."""
 
-MAX_PAIRS = 1 << 22
-"""Pairs of layers of one kind that are compared to match them by order: 2,048 with 2,048."""
-
 
 @dataclass(frozen=True)
 class Stored:
@@ -181,8 +178,8 @@ def match(
     of the layers here or by those of a published network (`NAMINGS`), either exactly or behind a
     prefix that all of them have. Otherwise layers are matched by kind (convolutions, depthwise
     convolutions, linear layers, batch norms, other norms) in their order: one by one if there are
-    equally many of a kind, or else along the longest sequence of equal shapes. Where several such
-    sequences exist, the layers that differ between them are ambiguous, and not matched.
+    equally many of a kind, or else of those of equal shapes. If these are not equally many, either,
+    they are ambiguous, and not matched.
 
     Parameters
     ----------
@@ -375,23 +372,22 @@ Signature = tuple[tuple[str, Shape], ...]
 
 
 def _layers_by_order(own: Layers, other: Layers, series: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the layers of the state dict that each layer of the model may be.
-
-    Raises
-    ------
-    ValueError
-        If there are too many layers to compare them.
-    """
+    """Return the layers of the state dict that each layer of the model may be."""
     layers: dict[str, list[str]] = {}
     for kind in dict.fromkeys(map(_kind, own.values())):
-        first = [layer for layer, members in own.items() if _kind(members) == kind]
-        second = [layer for layer, members in other.items() if _kind(members) == kind]
-        if len({series.get(layer) for layer in second}) > 1:
-            layers |= _by_shapes(first, second, own, other, series)
-        elif len(first) == len(second):
+        first, second = (
+            [layer for layer, members in table.items() if _kind(members) == kind]
+            for table in (own, other)
+        )
+        in_order = len({series.get(layer) for layer in second}) < 2
+        if in_order and len(first) == len(second):
             layers |= {a: [b] for a, b in zip(first, second, strict=True)}
-        else:
-            layers |= _aligned(first, second, own, other)
+            continue
+        found = _by_shapes(first, second, own, other, series)
+        places = [second.index(found[layer][0]) for layer in first if len(found[layer]) == 1]
+        if in_order and places != sorted(places):  # shapes and order contradict each other
+            found = {layer: names * 2 for layer, names in found.items()}
+        layers |= found
     return layers
 
 
@@ -402,7 +398,10 @@ def _by_shapes(
     other: Layers,
     series: Mapping[str, str],
 ) -> dict[str, list[str]]:
-    """Return the counterparts of layers among those of equal shapes, in the order of a series."""
+    """Return the counterparts of layers among those of equal shapes, in the order of a series.
+
+    A layer that may have none, or share it with others, has several.
+    """
     alike: dict[Signature, tuple[list[str], list[str]]] = {}
     for side, (names, table) in enumerate(((first, own), (second, other))):
         for name in names:
@@ -414,45 +413,6 @@ def _by_shapes(
         else:
             found |= {layer: theirs if len(theirs) != 1 else theirs * 2 for layer in ours}
     return found
-
-
-def _aligned(
-    first: Sequence[str], second: Sequence[str], own: Layers, other: Layers
-) -> dict[str, list[str]]:
-    """Return the counterparts of layers in all longest common subsequences of equal shapes.
-
-    A layer that has one counterpart in some of them and none in others has it twice.
-    """
-    if len(first) * len(second) > MAX_PAIRS:
-        raise ValueError(
-            f"{len(second)} layers of a kind cannot be matched with {len(first)} by order; give "
-            "them names by rename="
-        )
-    numbers: dict[Signature, int] = {}
-    a, b = [
-        np.array([numbers.setdefault(_signature(table[name]), len(numbers)) for name in names], int)
-        for table, names in ((own, first), (other, second))
-    ]
-    equal = a[:, None] == b
-    before, after = _longest(equal), _longest(equal[::-1, ::-1])[::-1, ::-1]
-    total = before[-1, -1]
-    through = equal & (before[:-1, :-1] + 1 + after[1:, 1:] == total)
-    optional = (before[:-1] + after[1:] == total).any(axis=1)
-    found: dict[str, list[str]] = {}
-    for i, layer in enumerate(first):
-        candidates = [second[int(j)] for j in np.flatnonzero(through[i])]
-        found[layer] = candidates * 2 if optional[i] and len(candidates) == 1 else candidates
-    return found
-
-
-def _longest(equal: np.ndarray) -> np.ndarray:
-    """Return the lengths of the longest common subsequences of all beginnings."""
-    rows, columns = equal.shape
-    lengths = np.zeros((rows + 1, columns + 1), np.int64)
-    for i in range(rows):
-        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + equal[i])
-        lengths[i + 1, 1:] = np.maximum.accumulate(best)
-    return lengths
 
 
 def _signature(members: Mapping[str, Shape]) -> Signature:

@@ -223,6 +223,15 @@ def test_layers_that_could_be_several_are_listed_and_not_loaded():
         np.testing.assert_array_equal(array, kept[name])
 
 
+def test_layers_in_another_order_than_those_of_their_shapes_are_not_loaded():
+    parts = [layers.Linear(size, bias=False, name=f"l{i}") for i, size in enumerate((3, 2, 3))]
+    ours = Model(layers.Sequential(*parts), (3,))
+    shapes = [(3, 3), (3, 2), (2, 3), (9, 9)]  # the last two of ours the other way round
+    arrays = {f"a{i}.weight": np.ones(shape) for i, shape in enumerate(shapes)}
+    with pytest.raises(ValueError, match=r"l0\.w could be a0\.weight .*, l1\.w could be a2\.w"):
+        load_state_dict(ours, arrays, strict=False)
+
+
 def test_the_order_of_layers_of_equal_shapes_is_not_known_in_safetensors(tmp_path):
     """Their names are sorted: "body" comes before "stem"."""
 

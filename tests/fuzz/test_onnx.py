@@ -142,7 +142,7 @@ def conv_transpose(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
 def pool(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
     if len(shape) != 4:
         return None
-    operator = draft.pick("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+    operator = draft.pick("MaxPool", "AveragePool", "GlobalAveragePool")
     if operator.startswith("Global"):
         return draft.add(operator, [x])
     options = window(draft, shape)

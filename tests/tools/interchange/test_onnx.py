@@ -14,6 +14,8 @@ import pytest
 from pydtnn.data.inputs import Input, Inputs
 from pydtnn.data.statistics import Statistics
 from pydtnn.layers import (
+    AdaptiveAvgPool2d,
+    Flatten,
     LocalResponseNorm,
     Rescale,
 )
@@ -114,6 +116,11 @@ class Twice(Rescale):
             LocalResponseNorm(2),
             "export_onnx: localresponsenorm: LocalResponseNorm must have an odd size to be expo",
         ),
+        (
+            AdaptiveAvgPool2d((2, 2)),
+            "export_onnx: adaptiveavgpool2d: AdaptiveAvgPool2d must have bins (2, 2) of equal si",
+        ),
+        (Flatten(), "export_onnx: output flatten: the features have another order in ONNX"),
         (
             Twice(),
             "export_onnx: twice: Twice cannot be exported; expected one of AdaptiveAvgPool2",

@@ -49,9 +49,6 @@ IMAGES = {
         ),
         merge=layers.Concat(),
     ),
-    "uneven bins": layers.Sequential(
-        layers.AdaptiveAvgPool2d((3, 4)), layers.AdaptiveAvgPool2d((3, 2))
-    ),
     "cuts": layers.Sequential(
         layers.Slice(slice(1, None, 2), slice(-5, -1)),
         layers.Pad(((1, 0), (0, 2), (1, 1))),
@@ -76,10 +73,6 @@ IMAGES = {
 NETWORKS = {
     **{name: (net, (7, 9, 3)) for name, net in IMAGES.items()},
     "norms of sequences": (layers.Sequential(layers.BatchNorm(), layers.GroupNorm(2)), (6, 6)),
-    "features at the end": (
-        layers.Sequential(layers.Conv2d(4, 3), layers.Flatten(), layers.ReLU()),
-        (6, 5, 3),
-    ),
     "last axes": (
         layers.Sequential(layers.Linear(4), layers.LayerNorm(), layers.LayerNorm(axes=2)),
         (6, 5, 3),

@@ -11,7 +11,7 @@ import numpy as np
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Embedding
 from pydtnn.tools.interchange.onnx.operators import WRITERS, OnnxDraft, Place
-from pydtnn.tools.interchange.orders import feature_orders, find_signals, order_for, shapes_by_name
+from pydtnn.tools.interchange.orders import feature_orders, find_signals, shapes_by_name
 from pydtnn.tools.interchange.slots import slots_of
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_optional
@@ -39,8 +39,9 @@ def export_onnx(model: Model, path: str | Path, *, normalize: bool = False) -> N
     Inputs and outputs are named after the model's; batches may have any size. Images are
     ``(N, C, H, W)``, as users of ONNX expect. They are normalised, or raw with `normalize`; the
     metadata of the file tell which, with the mean and deviation of each channel for raw samples.
-    Outputs that are features have the order of the model's. Numbers are float64 for a float64 model
-    and float32 otherwise: the file of a bfloat16 or float16 model does not round activations, so
+    Outputs that are features have the order of the model's; the `Flatten` of an image, whose order
+    is another one in ONNX, must not be the end. Numbers are float64 for a float64 model and float32
+    otherwise: the file of a bfloat16 or float16 model does not round activations, so
     that its outputs differ from those of the model by the rounding of 16 bits. Tokens of an
     `Embedding` are int64, and sequences have the length of the model's.
 
@@ -151,9 +152,11 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
             )
             WRITERS[made.kind](draft, place)
         for name in description.outputs:
-            order = order_for(orders[name], f"output {name}") if len(shapes[name]) == 1 else None
-            if order is not None:
-                draft.reorder(name, order)
+            if len(shapes[name]) == 1 and orders[name] is not None:
+                raise ValueError(
+                    f"output {name}: the features have another order in ONNX; export the model "
+                    "without the Flatten at its end, or with a Linear behind it"
+                )
         if normalize:
             _add_normalization(draft, model)
     except ValueError as error:

@@ -16,7 +16,7 @@ from pydtnn.layers.base import Shape
 from pydtnn.utils.files import open_file, path_inside, read_file
 from pydtnn.utils.imports import import_optional
 
-MIN_OPSET = 7
+MIN_OPSET = 11
 """First opset whose operators are read."""
 
 DOMAINS = ("", "ai.onnx")
@@ -415,12 +415,8 @@ def _slice(node: OnnxNode, inputs: Sequence[Any]) -> Array:
 
 def slices_of(node: OnnxNode, inputs: Sequence[Any]) -> tuple[list[int], ...]:
     """Return axes, starts, ends and steps of a node Slice; `inputs` are those after the data."""
-    if not inputs:
-        starts, ends = list(node.get("starts", ())), list(node.get("ends", ()))
-        given: list[Any] = [node.get("axes", None), None]
-    else:
-        starts, ends = (np.asarray(part).reshape(-1).tolist() for part in inputs[:2])
-        given = [None if p is None else p.reshape(-1).tolist() for p in (*inputs[2:], None, None)]
+    starts, ends = (np.asarray(part).reshape(-1).tolist() for part in inputs[:2])
+    given = [None if p is None else p.reshape(-1).tolist() for p in (*inputs[2:], None, None)]
     axes, steps = given[0] or [*range(len(starts))], given[1] or [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise node.fail(f"starts, ends, axes and steps must be equally many, got {axes}")
@@ -495,7 +491,6 @@ def _concat(node: OnnxNode, inputs: Sequence[Any]) -> Array:
 
 FOLDS: Mapping[str, Fold] = {
     "Add": _binary(np.add),
-    "And": _binary(np.logical_and),
     "Cast": _cast,
     "Clip": _clip,
     "Concat": _concat,
@@ -504,19 +499,16 @@ FOLDS: Mapping[str, Fold] = {
     "Erf": _unary(_erf),
     "Equal": _binary(np.equal),
     "Expand": _expand,
-    "Floor": _unary(np.floor),
     "Gather": _gather,
     "Greater": _binary(np.greater),
     "HardSigmoid": _hard_sigmoid,
     "Identity": _unary(np.asarray),
-    "Less": _binary(np.less),
     "LessOrEqual": _binary(np.less_equal),
     "Max": _binary(np.maximum),
     "Min": _binary(np.minimum),
     "Mod": _mod,
     "Mul": _binary(np.multiply),
     "Neg": _unary(np.negative),
-    "Not": _unary(np.logical_not),
     "Pow": _binary(np.power),
     "Range": _range,
     "Reciprocal": _unary(np.reciprocal),

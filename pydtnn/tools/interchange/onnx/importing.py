@@ -70,7 +70,7 @@ def import_onnx(
     Parameters
     ----------
     path : str or Path
-        Of opset 7 or later; samples must have a fixed size.
+        Of opset 11 or later; samples must have a fixed size.
     backend : Backend or str
     dtype : str
         See `Model`; numbers are rounded to it if the file has others.
@@ -230,7 +230,7 @@ def _read(at: Reading) -> Any:
     if node.operator == "Shape" and computed:
         first, last = node.get("start", 0), node.get("end", None)
         return np.array(at.inputs[0].shape, np.int64)[first:last]
-    batch = node.operator in ("Expand", "Tile") and not computed and at.inputs[1] is not None
+    batch = node.operator == "Expand" and not computed and at.inputs[1] is not None
     if not computed and not (batch and ANY_BATCH in at.inputs[1].reshape(-1)[:1]):
         if node.operator not in FOLDS:
             raise at.fail("expected a computed input, got constants only")

@@ -18,8 +18,6 @@ Array = np.ndarray
 def _batch_norm(at: Reading) -> Value:
     if at.get("training_mode", 0) or any(at.node.outputs[1:]):
         raise at.fail("expected a network for inference, got training mode; export it again")
-    if at.get("spatial", 1) != 1:
-        raise at.fail("spatial must be 1, got 0")
     x, channels, node, atoms, order = _channels(at)
     names = ("gamma", "beta", "running_mean", "running_variance")
     arrays = {name: at.required(place) for place, name in enumerate(names, start=1)}
@@ -106,9 +104,8 @@ def _group_norm(at: Reading) -> Value:
     groups, gamma, beta = at.get("num_groups", 1), at.required(1), at.required(2)
     if at.inputs[3:]:
         groups, gamma, beta = _of_reshaped_groups(at, x, gamma, beta)
-    elif at.graph.opset < 21 and groups and channels % groups == 0:
-        _check_vectors(at, groups, gamma, beta)
-        gamma, beta = (np.repeat(array, channels // groups) for array in (gamma, beta))
+    else:
+        _check_vectors(at, channels, gamma, beta)  # before opset 21, of groups
     layer = layers.GroupNorm(groups, epsilon=at.get("epsilon", 1e-5))
     return at.along(layer, x, node, atoms, gamma=gamma, beta=beta)
 

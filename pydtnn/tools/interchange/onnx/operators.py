@@ -87,16 +87,6 @@ class OnnxDraft:
     def _free(self, name: str) -> str:
         return f"{name}_" if name in self.layers and name != self.layer else name
 
-    def reorder(self, name: str, order: np.ndarray) -> None:
-        """Take the features of an output in another order."""
-        self.layer = name
-        (made,) = [node for node in self.nodes if name in node.output]
-        made.output[0] = f"{name}.theirs"
-        for node in self.nodes:
-            node.input[:] = [f"{name}.theirs" if given == name else given for given in node.input]
-        indices = self.constant(f"{name}.order", order)
-        self.node("Gather", [f"{name}.theirs", indices], name, name=f"{name}.ordered", axis=1)
-
     def value(self, name: str, shape: Shape, dtype: str | None = None) -> Any:
         """Return the declaration of an input or output, with batches of any size."""
         kind = self.helper.np_dtype_to_tensor_dtype(np.dtype(dtype or self.dtype))
@@ -521,29 +511,15 @@ def _mean_of_positions(draft: OnnxDraft, at: Place) -> None:
 
 
 def _adaptive_pool(draft: OnnxDraft, at: Place) -> None:
-    """Write one pooling if all bins are equal, or else a product with a matrix for each axis."""
+    """Write a pooling, whose bins are equal."""
     *size, _ = at.shapes[0]
     if at.layer.output == (1, 1):
         draft.node("GlobalAveragePool", at.inputs, at.name)
         return
-    if all(n % o == 0 for n, o in zip(size, at.layer.output, strict=True)):
-        window = [n // o for n, o in zip(size, at.layer.output, strict=True)]
-        draft.node("AveragePool", at.inputs, at.name, kernel_shape=window, strides=window)
-        return
-    rows, columns = [means_of_bins(n, o) for n, o in zip(size, at.layer.output, strict=True)]
-    left = draft.constant(f"{at.name}.rows", rows)
-    right = draft.constant(f"{at.name}.columns", columns.T)
-    first = draft.node("MatMul", [left, *at.inputs], f"{at.name}.by_rows")
-    draft.node("MatMul", [first, right], at.name)
-
-
-def means_of_bins(size: int, bins: int) -> np.ndarray:
-    """Return the matrix (bins, size) that averages the bins of `AdaptiveAvgPool2d`."""
-    matrix = np.zeros((bins, size))
-    for i in range(bins):
-        start, stop = i * size // bins, -(-(i + 1) * size // bins)
-        matrix[i, start:stop] = 1 / (stop - start)
-    return matrix
+    equal = all(n % o == 0 for n, o in zip(size, at.layer.output, strict=True))
+    at.require(equal, f"bins {at.layer.output} of equal sizes")
+    window = [n // o for n, o in zip(size, at.layer.output, strict=True)]
+    draft.node("AveragePool", at.inputs, at.name, kernel_shape=window, strides=window)
 
 
 def _reshape(draft: OnnxDraft, at: Place) -> None:

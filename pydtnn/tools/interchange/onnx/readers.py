@@ -6,7 +6,7 @@ added the layers that compute them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -97,19 +97,12 @@ def _reshape(at: Reading, x: Value) -> Value:
 
 
 def _depth_to_space(at: Reading, x: Value) -> Value:
-    """Read a block of pixels of each group of channels, or the inverse."""
-    b = at.get("blocksize", 1)
-    n, c, h, w = x.shape
-    wide, perm, made = [n, b, b, c // b**2, h, w], [0, 3, 4, 1, 5, 2], [n, c // b**2, h * b, w * b]
-    if at.node.operator == "SpaceToDepth":
-        wide, perm, made = (
-            [n, c, h // b, b, w // b, b],
-            [0, 3, 5, 1, 2, 4],
-            [n, c * b**2, h // b, w // b],
-        )
-    elif at.get("mode", "DCR") == "CRD":
-        wide, perm = [n, c // b**2, b, b, h, w], [0, 1, 4, 2, 5, 3]
-    return at.net.reshaped(at.net.reshaped(x, wide).transposed(perm), made)
+    """Read channels that become blocks of pixels."""
+    b, (n, c, h, w) = at.get("blocksize", 1), x.shape
+    if at.get("mode", "DCR") != "CRD" or c % b**2:
+        raise at.fail(f"mode must be CRD, and channels whole blocks, got {x.given}")
+    view = at.net.reshaped(x, [n, c // b**2, b, b, h, w]).transposed([0, 1, 4, 2, 5, 3])
+    return at.net.reshaped(view, [n, c // b**2, h * b, w * b])
 
 
 def _transpose(at: Reading, x: Value) -> Value:
@@ -199,8 +192,6 @@ def _concat(at: Reading) -> Value:
         return _class_token(at)
     values = [at.value(place) for place in range(len(at.inputs))]
     first = values[0]
-    if len(values) == 1:
-        return first
     if len({len(x.axes) for x in values}) > 1:
         raise at.fail(
             f"inputs must have equally many axes, got {' and '.join(x.given for x in values)}"
@@ -239,9 +230,7 @@ def _class_token(at: Reading) -> Value:
 
 
 def _pad(at: Reading) -> Value:
-    given = at.numbers(1) if at.graph.opset >= 11 else list(at.get("pads", ()))
-    value = at.constant(2) if at.graph.opset >= 11 else at.get("value", 0.0)
-    axes = at.constant(3)
+    given, value, axes = at.numbers(1), at.constant(2), at.constant(3)
     if at.get("mode", "constant") != "constant":
         raise at.fail(f"mode must be constant, got {at.get('mode', 'constant')}")
     if value is not None and np.any(np.asarray(value)):
@@ -268,21 +257,12 @@ def _pad(at: Reading) -> Value:
     return replace(at.net.in_order(made, plain), name=at.node.name)
 
 
-def expand(at: Reading) -> Value | Repeated:
-    """Read an expansion of a constant to as many rows as a batch, or one that changes nothing."""
-    shape, given, tiles = at.numbers(1), at.inputs[0], at.node.operator == "Tile"
-
-    def same(wanted: Sequence[int], sizes: Sequence[int]) -> bool:
-        fits = [n == 1 or (n == m and not tiles) for n, m in zip(wanted, sizes, strict=False)]
-        return len(wanted) == len(sizes) and all(fits)
-
-    if isinstance(given, Value):
-        if not same([1] * (len(given.axes) - len(shape)) + shape, given.shape):
-            raise at.fail(f"expected a constant, or the shape {given.given}, got {shape}")
-        return given
-    array = at.required(0)
+def _expand(at: Reading) -> Repeated:
+    """Read an expansion of a constant to as many rows as a batch."""
+    shape, array = at.numbers(1), at.required(0)
     array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    if array.shape[0] != 1 or not same(shape[1:], array.shape[1:]) or shape[0] != ANY_BATCH:
+    fits = [n in (1, m) for n, m in zip(shape[1:], array.shape[1:], strict=False)]
+    if shape[:1] != [ANY_BATCH] or array.shape[0] != 1 or len(shape) != array.ndim or not all(fits):
         raise at.fail(f"expected a row for each sample, got the shape {shape}")
     return Repeated(array)
 
@@ -294,17 +274,15 @@ OPERATORS: Mapping[str, Read] = {
     "Cast": _view(_cast),
     "Concat": _concat,
     "DepthToSpace": _view(_depth_to_space),
-    "Expand": expand,
+    "Expand": _expand,
     "Flatten": _view(_flatten),
     "Gemm": _gemm,
     "Identity": _view(lambda at, x: x),
     "Pad": _pad,
     "Reshape": _view(_reshape),
     "Slice": _slice,
-    "SpaceToDepth": _view(_depth_to_space),
     "Split": _split,
     "Squeeze": _view(_squeeze),
-    "Tile": expand,
     "Transpose": _view(_transpose),
     "Unsqueeze": _view(_unsqueeze),
 }

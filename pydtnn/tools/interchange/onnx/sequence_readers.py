@@ -11,7 +11,7 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.tools.interchange.onnx.functions import decimal
-from pydtnn.tools.interchange.onnx.operators import ROWS, means_of_bins
+from pydtnn.tools.interchange.onnx.operators import ROWS
 from pydtnn.tools.interchange.onnx.readers import OPERATORS, linear
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, Repeated
 from pydtnn.tools.interchange.onnx.views import Atom, ModelArray, Value, atoms_of, size_of
@@ -33,51 +33,20 @@ def _gather(at: Reading) -> Value:
     x = data if isinstance(data, Value) and data.integer else at.value()
     place = x.axis(axis) if x.batch.size == 1 and axis == 0 else x.sample_axis(axis)
     size = x.shape[place]
-    if indices.dtype.kind not in "iu" or not indices.size:
-        raise at.fail(f"indices must be integers, got {indices.size} of {indices.dtype}")
-    if indices.ndim > 1:
-        return _strided(at, x, place, indices)
+    if indices.dtype.kind not in "iu" or not indices.size or indices.ndim > 1:
+        raise at.fail(f"expected integers, got indices of shape {indices.shape}, {indices.dtype}")
     numbers = [n + size if n < 0 else n for n in indices.reshape(-1).tolist()]
     if min(numbers) < 0 or max(numbers) >= size:
         raise at.fail(f"indices must exist in an axis of size {size}, got {min(numbers)}")
     x = replace(x, name=at.node.name)
     start = numbers[0]
     step = numbers[1] - start if len(numbers) > 1 else 1
-    if step > 0 and numbers == [*range(start, numbers[-1] + 1, step)]:
-        x = at.net.part(x, place, start, numbers[-1] + 1, step)
-    else:
-        x = _reordered(at, x, place, numbers)
+    if step < 1 or numbers != [*range(start, numbers[-1] + 1, step)]:
+        raise at.fail("expected one index, or a range of them")
+    x = at.net.part(x, place, start, numbers[-1] + 1, step)
     if indices.ndim == 0:
         x = replace(x, axes=tuple(a for i, a in enumerate(x.axes) if i != place))
     return x
-
-
-def _reordered(at: Reading, x: Value, axis: int, numbers: Sequence[int]) -> Value:
-    """Read a permutation of features that gives them in the order of the array."""
-    atoms = [atom for atom in x.atoms if atom in x.axes[axis]]
-    grid = np.arange(size_of(atoms)).reshape([atom.size for atom in x.axes[axis]])
-    order = grid.transpose([x.axes[axis].index(atom) for atom in atoms]).ravel()
-    if [*numbers] != order.tolist():
-        raise at.fail("expected one index, a range, or the order of flattened images (H, W, C)")
-    return replace(x, axes=tuple(tuple(atoms) if i == axis else a for i, a in enumerate(x.axes)))
-
-
-def _strided(at: Reading, x: Value, axis: int, indices: np.ndarray) -> Value:
-    """Read all elements of an axis in other shape and order of axes, as of a strided array."""
-    sizes = indices.shape
-    strides = [
-        int(indices.take(1, i).flat[0] - indices.flat[0]) if n > 1 else 0
-        for i, n in enumerate(sizes)
-    ]
-    order = sorted(range(len(sizes)), key=lambda i: -strides[i])
-    wide = tuple(sizes[i] for i in order)
-    grid = np.arange(indices.size).reshape(wide).transpose(np.argsort(order))
-    if indices.size != x.shape[axis] or not np.array_equal(grid, indices):
-        raise at.fail("expected a list of indices, or all elements in an order of their axes")
-    view = at.net.reshaped(x, (*x.shape[:axis], *wide, *x.shape[axis + 1 :]))
-    perm = [*range(len(view.axes))]
-    perm[axis : axis + len(sizes)] = [axis + int(i) for i in np.argsort(order)]
-    return view.transposed(perm)
 
 
 def _embedding(at: Reading, matrix: np.ndarray, tokens: Any, axis: int) -> Value:
@@ -99,8 +68,6 @@ def _embedding(at: Reading, matrix: np.ndarray, tokens: Any, axis: int) -> Value
 
 def _matmul(at: Reading) -> Value | Scores:
     a, b = at.inputs
-    if isinstance(a, np.ndarray):
-        return _bins(at, a)
     if isinstance(a, Value) and isinstance(b, Value):
         return _scores(at, at.lazy(0), at.lazy(1))
     matrix = at.required(1)
@@ -131,24 +98,6 @@ def _logits(at: Reading, x: Value, embedding: layers.Embedding) -> Value:
     return at.net.features(node, replace(x, name=at.node.name), x.atoms[:-1], x.axes[:-1])
 
 
-def _bins(at: Reading, rows: np.ndarray) -> Value:
-    """Read means of bins of an image, which are products from the left and from the right."""
-    x, second = at.value(1), at.graph.follower(at.node, "MatMul")
-    columns = at.values.get(second.inputs[1]) if second is not None else None
-    if second is None or not isinstance(columns, np.ndarray) or len(x.axes) != 4:
-        raise at.fail("expected a computed input before a constant, or means of bins of an image")
-    output = (rows.shape[0], columns.shape[-1])
-    means = [means_of_bins(n, o) for n, o in zip(x.shape[2:], output, strict=True)]
-    for given, mean in zip((rows, columns.T), means, strict=True):
-        if given.shape != mean.shape or not np.allclose(given, mean, 1e-6, 1e-9):
-            raise at.fail("expected matrices that average bins, got others")
-    node, _ = at.net.channels_last(x)
-    made = at.net.add(second.name, layers.AdaptiveAvgPool2d(output), node)
-    y = at.net.image(made, x.batch, second.name)
-    at.values[second.outputs[0]] = y
-    return y
-
-
 # -- attention
 
 
@@ -164,8 +113,6 @@ class Scores:
     causal : bool
     weights : bool
         Whether Softmax has been computed.
-    missing : bool
-        Whether this is the test of weights for NaN, of which there are none.
     """
 
     q: Value
@@ -173,7 +120,6 @@ class Scores:
     factor: float
     causal: bool = False
     weights: bool = False
-    missing: bool = False
 
 
 def _scores(at: Reading, q: Value, k: Value) -> Scores:
@@ -203,14 +149,6 @@ def read_scores(at: Reading) -> Scores | Value:
     scores, operator = at.inputs[places[0]], at.node.operator
     others = [x for i, x in enumerate(at.inputs) if i not in places]
     constant = others[0] if others and isinstance(others[0], np.ndarray) else None
-    if operator == "Identity" or (operator == "Dropout" and scores.weights and not others[2:]):
-        return scores
-    if scores.weights and operator == "IsNaN":
-        return replace(scores, missing=True)
-    if scores.weights and operator == "Where" and len(places) == 2 and places[0] == 0:
-        return replace(at.inputs[2], missing=False) if scores.missing else _no_part(at)
-    if scores.missing:
-        return _no_part(at)
     if scores.weights:
         fits = operator == "MatMul" and places == [0] and isinstance(others[0], Value)
         return _attention(at, scores, at.value(1)) if fits else _no_part(at)
@@ -331,7 +269,7 @@ def _recurrent(at: Reading) -> list[Value]:
     """Read the states of all steps, ``(T, D, N, H)``, and the last ones, ``(D, N, H)``."""
     kind, features, reverse = _directions(at)
     x = at.value()
-    x = at.net.plain(x if at.get("layout", 0) else x.transposed([1, 0, 2]))
+    x = at.net.plain(x.transposed([1, 0, 2]))
     length, inputs = (size_of(axis) for axis in x.axes[1:])
     node = at.net.reshape(x.source.node, (length, inputs), f"{at.node.name}.steps")
     states = [
@@ -349,8 +287,6 @@ def _recurrent(at: Reading) -> list[Value]:
     steps, both, units = map(atoms_of, (length, len(states), features))
     axes: tuple[tuple[Atom, ...], ...] = (steps, both, x.batch_axis, units)
     atoms = (*steps, *both, *units)
-    if at.get("layout", 0):
-        axes = (x.batch_axis, steps, both, units)
     every = Value(ModelArray(made), atoms, axes, x.batch, at.node.name)
 
     def last() -> Any:
@@ -366,7 +302,7 @@ def _recurrent(at: Reading) -> list[Value]:
         return at.net.reshape(joined, (len(parts) * features,), f"{at.node.name}.state")
 
     two, wide = map(atoms_of, (len(states), features))
-    axes = (x.batch_axis, two, wide) if at.get("layout", 0) else (two, x.batch_axis, wide)
+    axes = (two, x.batch_axis, wide)
     return [every, Value(ModelArray(last), (*two, *wide), axes, x.batch, at.node.name)]
 
 
@@ -396,10 +332,10 @@ def _directions(
     functions = [
         name.decode() if isinstance(name, bytes) else name for name in at.get("activations", usual)
     ]
-    others = {"clip": None, "input_forget": 0, "activation_alpha": None}
+    others = {"clip": None, "input_forget": 0, "activation_alpha": None, "layout": 0}
     other = any(at.get(name, default) != default for name, default in others.items())
     if functions != usual or other:
-        raise at.fail("expected the usual functions sigmoid and tanh, without clip or input_forget")
+        raise at.fail("expected the usual functions sigmoid and tanh, without other options")
     if operator == "GRU" and not at.get("linear_before_reset", 0):
         raise at.fail("linear_before_reset must be 1: the reset gate is applied to the product")
     given = at.inputs[4] if len(at.inputs) > 4 else None
@@ -444,5 +380,5 @@ READERS: Mapping[str, Read] = {
 }
 """Functions that read an operator; others cannot be imported."""
 
-PARTS_OF_ATTENTION = frozenset({"IsNaN", "Where"})
+PARTS_OF_ATTENTION = frozenset({"Where"})
 """Further operators that are read as parts of attention only."""

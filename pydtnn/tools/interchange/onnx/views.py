@@ -406,21 +406,6 @@ class Wiring:
         shape = (size,) if before == 1 else (before, size)
         return self.arrange(x, atoms, shape), atoms, _order(wanted, tail)
 
-    def merged(self, x: Value, axis: int) -> Value:
-        """Return a value in which an axis is one atom, or none."""
-        atoms = x.axes[axis]
-        if len(atoms) < 2:
-            return x
-        at = x.atoms.index(atoms[0])
-        if x.atoms[at : at + len(atoms)] != atoms:
-            return self.plain(x)
-        one = (Atom(size_of(atoms)),)
-        return replace(
-            x,
-            atoms=(*x.atoms[:at], *one, *x.atoms[at + len(atoms) :]),
-            axes=tuple(one if i == axis else other for i, other in enumerate(x.axes)),
-        )
-
     def reshaped(self, x: Value, target: Sequence[int]) -> Value:
         """Return a value of another shape, with layers if no view is sufficient."""
         if prod(target) != prod(x.shape):
@@ -451,7 +436,7 @@ class Wiring:
             if step == 1 and start % row == 0 and stop % row == 0:
                 start, stop = start // row, stop // row
             else:
-                x = self.merged(x, axis)
+                x = self.plain(x)
                 (outer,), inner = x.axes[axis], []
             count = len(range(start, stop, step))
         at = x.atoms.index(outer)

@@ -103,11 +103,7 @@ def _conv_transpose(at: Reading) -> Value:
     more, pads = at.get("output_padding", (0, 0)), options["padding"]
     kept = [min(n, after) for n, (_, after) in zip(more, pads, strict=True)]  # not cut off instead
     options["padding"] = tuple((pad[0], pad[1] - n) for pad, n in zip(pads, kept, strict=True))
-    rows, left = np.divmod(np.subtract(more, kept), options["stride"])  # of zeros behind the input
-    if rows.any():
-        node, _ = at.net.channels_last(x)
-        pad = layers.Pad(((0, int(rows[0])), (0, int(rows[1])), (0, 0)))
-        x = at.net.image(at.net.add(f"{at.node.name}.pad", pad, node), x.batch, at.node.name)
+    left = np.subtract(more, kept)
     layer = layers.ConvTranspose2d(
         weight.shape[1] * groups,
         weight.shape[2:],
@@ -239,9 +235,7 @@ def _maxima(at: Reading) -> Value:
 def _resize(at: Reading) -> Value:
     x = at.value()
     x.check_samples()
-    first = 1 if at.graph.opset < 11 else 2
-    scales = at.constant(first)
-    sizes = at.constant(3) if at.graph.opset >= 11 else None
+    scales, sizes = at.constant(2), at.constant(3)
     axes = [x.axis(axis) for axis in at.get("axes", range(len(x.axes)))]
     factors = [1.0] * len(x.axes)
     given = scales if scales is not None and scales.size else sizes
@@ -255,8 +249,8 @@ def _resize(at: Reading) -> Value:
     if len(ratios) != 2 or factors[:2] != [1, 1] or not whole:
         raise at.fail(f"expected a whole height and width of an image, got factors {factors}")
     mode, where = at.get("mode", "nearest"), "coordinate_transformation_mode"
-    place = at.get(where, "half_pixel") if at.graph.opset >= 11 else "asymmetric"
-    rounding = at.get("nearest_mode", "round_prefer_floor" if at.graph.opset >= 11 else "floor")
+    place = at.get(where, "half_pixel")
+    rounding = at.get("nearest_mode", "round_prefer_floor")
     centres = all(r >= 1 or m > 1 for r, (_, m) in zip(ratios, made, strict=True))
     usual = "half_pixel" if place == "pytorch_half_pixel" and centres else place
     start = STARTS.get((mode, usual, "" if mode == "linear" else rounding))
@@ -293,7 +287,6 @@ WINDOWS: Mapping[str, Read] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "GlobalAveragePool": _means,
-    "GlobalMaxPool": _maxima,
     "MaxPool": _pool,
     "ReduceMax": _maxima,
     "ReduceMean": _means,

@@ -56,7 +56,7 @@ def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
         meshes = [parse_axes("--mesh", text) for text in options.mesh or ()] or None
         net = _given(who, import_object(options.scheme, "network"), options.scheme_options)
         _require_shape(who, "a network", options)
-        return check_plan(net, shape, options.plan, meshes=meshes, training=options.training)
+        return check_plan(net, shape, options.plan, meshes=meshes)
     if ":" in options.scheme or options.scheme.endswith(".py"):
         target = import_object(options.scheme, "testing")
         kind = target if isinstance(target, type) else type(target)
@@ -153,11 +153,6 @@ def create_parser() -> argparse.ArgumentParser:
     add_value(parser, "--plan", "NAME_OR_FILE", text)
     text = "ranks along each axis, data=2,filter=2; may be given several times"
     add_value(parser, "--mesh", "AXIS=N,...", text, action="append")
-    parser.add_argument(
-        "--training",
-        action="store_true",
-        help="with --plan or --mesh: compare a trainer with serial training, too",
-    )
     return parser
 
 

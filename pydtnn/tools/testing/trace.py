@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.kernels import Deferred
-from pydtnn.layers.fused_conv import FusedConv2d
-from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.model import Model
@@ -45,8 +42,6 @@ class TracedArray:
         Axes of the mesh over which it is summed.
     readers : tuple of str
         The layers of the network that read the output.
-    relu : bool
-        Whether a ReLU was fused into the layer.
     pieces : list of ndarray
         The array, for each part of the batch.
     """
@@ -57,7 +52,6 @@ class TracedArray:
     index: tuple[Any, ...]
     partial: tuple[str, ...]
     readers: tuple[str, ...]
-    relu: bool
     pieces: list[np.ndarray] = field(default_factory=list)
 
     @property
@@ -65,21 +59,16 @@ class TracedArray:
         """The array for all samples."""
         return np.concatenate(self.pieces)
 
-    def expected(self, full: np.ndarray) -> np.ndarray:
-        """Return the part of the array of the network that this one should be."""
-        part = full[self.index]
-        return np.maximum(part, 0) if self.relu else part
 
-
-UNKNOWN = (Exchange, HaloExchange, NormAddReLU, FusedConv2d)
-"""Layers for whose outputs the network has no gradients of the same meaning."""
+EXCHANGES = (Exchange, HaloExchange)
+"""Layers that are not those of the network."""
 
 Records = dict[tuple[str, str], TracedArray]
 """By node and "output" or "gradient", in the order in which they were computed."""
 
 
 class StepTrace(Hook):
-    """Records of a model's nodes in one step.
+    """Records of the nodes of a model without fused layers, in one step.
 
     Parameters
     ----------
@@ -105,33 +94,30 @@ class StepTrace(Hook):
 
     def record_output(self, node: Node, y: Any) -> None:
         """Record the output of a node."""
-        if not (isinstance(node.layer, FusedConv2d) and node.layer.constant):
-            self._add(node, "output", y)
+        self._add(node, "output", y)
 
     def backward(self, run: Run) -> Run:
-        """Record the gradients of outputs, except those of fused layers."""
+        """Record the gradients of outputs, except those of exchanges."""
 
         def recorded(node: Node, state: Any) -> Pass:
-            known = node.index in state.sums and not isinstance(node.layer, UNKNOWN)
+            known = node.index in state.sums and not isinstance(node.layer, EXCHANGES)
             dy = node.layer.accept(state.sums[node.index][0]) if known else None
-            if not (dy is None or isinstance(dy, Deferred)):
+            if dy is not None:
                 self._add(node, "gradient", dy)
             return run(node, state)
 
         return recorded
 
     def _add(self, node: Node, what: str, array: Any) -> None:
-        of, relu = _origin(node)
         record = self.records.setdefault(
             (node.name, what),
             TracedArray(
                 node=node.name,
-                of=of,
+                of=_origin(node).name,
                 what=what,
                 index=self._index(node),
                 partial=_partial(node) if what == "output" else (),
                 readers=tuple(_readers(node)),
-                relu=relu and what == "output",
             ),
         )
         record.pieces.append(self.model.backend.to_numpy(array).copy())
@@ -166,26 +152,21 @@ def _ranges(node: Node, position: Mapping[str, int]) -> dict[int, tuple[int, int
 
 def _partial(node: Node) -> tuple[str, ...]:
     """Return the axes along which a node's arrays add up to that of the network."""
-    if isinstance(node.layer, Exchange | HaloExchange):  # a layout it is for may say "partial"
+    if isinstance(node.layer, EXCHANGES):  # a layout it is for may say "partial"
         own = getattr(node.layer, "axis", None)
         return tuple(axis for axis in _partial(node.inputs[0]) if axis != own)
     return tuple(axis for axis, state in node.layout.items() if state is Spread.PARTIAL)
 
 
-def _origin(node: Node) -> tuple[str, bool]:
-    """Return the layer whose output a node has, and whether a ReLU was fused into it."""
-    layer = node.layer
-    if isinstance(layer, Exchange | HaloExchange):
-        return _origin(node.inputs[0])
-    if isinstance(layer, NormAddReLU):
-        return str(layer.parts[-1].name), False
-    return node.name, isinstance(layer, FusedConv2d) and layer.relu
+def _origin(node: Node) -> Node:
+    """Return the node of the network whose output a node has."""
+    return _origin(node.inputs[0]) if isinstance(node.layer, EXCHANGES) else node
 
 
 def _readers(node: Node) -> list[str]:
     names: list[str] = []
     for reader in node.consumers:
-        passes = isinstance(reader.layer, Exchange | HaloExchange)
+        passes = isinstance(reader.layer, EXCHANGES)
         names += _readers(reader) if passes else [reader.name]
     return names
 
@@ -217,7 +198,7 @@ def first_wrong(
     Parameters
     ----------
     serial : dict of (str, str) to Traced
-        Of a model that is not fused.
+        Of a model on one rank.
     ranks : sequence of (mapping, dict)
         Each rank's position in the mesh, and its records.
     tolerance : float
@@ -249,7 +230,7 @@ def _difference(
 ) -> float:
     kept = {axis: place for axis, place in position.items() if axis not in own.partial}
     terms = [other.array for where, other in others if kept.items() <= where.items()]
-    expected = own.expected(full)
+    expected = full[own.index]
     if any(term.shape != expected.shape for term in terms):
         return np.inf
     return largest(sum(terms) - expected)

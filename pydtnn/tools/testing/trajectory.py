@@ -217,8 +217,8 @@ class Trajectory:
         Position in the mesh.
     values : dict of (int, str) to dict of str to Local
         For each step and kind, arrays by name. After a step the kinds are "output", "gradient of
-        input", "gradient", "statistic", "parameter", "loss" and "norm of the gradient"; before the
-        first "initial value"; at the end "output" in evaluation, and "parameter", which are
+        input", "gradient", "statistic" and "parameter"; before the first "initial value"; at the
+        end "output" in evaluation, and "parameter", which are
         averaged if they differ between ranks.
     buckets, parameters, gradient_bytes : int
         Number of buckets and parameters, and bytes of all gradients.
@@ -417,9 +417,9 @@ class TrajectoryRank:
         rows = self._begin(step, batch.total)
         trajectory, traffic = self.trajectory, self.trainer.comm.traffic
         messages, sent, waited = traffic.messages, traffic.bytes, traffic.seconds
-        calls, start, loss = len(self.log.calls), time.perf_counter(), np.nan
+        calls, start = len(self.log.calls), time.perf_counter()
         try:
-            loss = self.trainer.train_step(batch, epoch).means()["loss"]
+            self.trainer.train_step(batch, epoch)
         except NotFiniteError:
             if not is_nan:
                 raise
@@ -431,7 +431,7 @@ class TrajectoryRank:
         trajectory.bytes += traffic.bytes - sent
         trajectory.waited += traffic.seconds - waited
         trajectory.calls += self.log.calls[calls:]
-        self._record(step, rows, loss)
+        self._record(step, rows)
 
     def _evaluate(self) -> tuple[float, dict[str, Local]]:
         """Return the loss of all samples, and the outputs."""
@@ -451,7 +451,7 @@ class TrajectoryRank:
         self.model.begin(trace)
         return rows
 
-    def _record(self, step: int, rows: slice, loss: float) -> None:
+    def _record(self, step: int, rows: slice) -> None:
         model = self.model
         inputs = [node.name for node in model.graph.inputs] if model.pipeline is None else ()
         statistics = {
@@ -464,15 +464,12 @@ class TrajectoryRank:
             for name, p in model.parameters.items()
             if not p.frozen
         }
-        norm = np.array([self.trainer.optimizer.gradient_norm or 0.0])
         kinds: dict[str, dict[str, Local]] = {
             "output": self._outputs(rows),
             "gradient of input": _joined(inputs, model.gradients, rows),
             "gradient": gradients,
             "statistic": statistics,
             "parameter": self._parameters(),
-            "loss": {"loss": Local(np.array([loss]))},
-            "norm of the gradient": {"norm": Local(norm)},
         }
         self.trajectory.values.update({(step, kind): own for kind, own in kinds.items()})
 

@@ -180,69 +180,24 @@ def test_a_fault_is_refused_with_the_name_of_the_layer(fault, plan, mesh, words,
     assert "[mesh " in told
 
 
-# -- the training loop
-
-MESHES: list[tuple[str | None, dict[str, int]]] = [
-    (None, {"data": 2}),
-    ("pipeline", {"data": 2, "pipeline": 2}),
-    ("filter", {"data": 2, "filter": 2}),
-    ("channel", {"data": 2, "channel": 2}),
-    ("spatial", {"spatial": 3}),
-]
+def scaled(*args: Any, **options: Any) -> Trainer:
+    """A trainer whose gradients are of another scale, on meshes."""
+    trainer = Trainer(*args, **options)
+    if options["mesh"] is not None:
+        right = trainer.exchange.loss_scale
+        trainer.exchange.loss_scale = lambda *args: 1.001 * right(*args)  # type: ignore[method-assign]
+    return trainer
 
 
-def small() -> list[Layer]:
-    return [
-        Conv2d(4, 3, padding=1, name="first"),
-        BatchNorm(name="norm"),
-        ReLU(),
-        Flatten(),
-        Linear(3, name="last"),
-    ]
-
-
-def on_meshes(patch: Patch, plant: Callable[[Any], None], *, in_passes: bool = False) -> None:
-    """Change the trainers on meshes, not those of serial training.
-
-    Those that clip are of the training loop; with `in_passes` all are changed.
-    """
-
-    def create(*args: Any, **options: Any) -> Trainer:
-        trainer = Trainer(*args, **options)
-        clips = trainer.optimizer.clip_norm is not None
-        if options["mesh"] is not None and (clips or in_passes):
-            plant(trainer)
-        return trainer
-
-    patch.setattr(trajectory, "Trainer", create)
-
-
-def scale(trainer: Trainer) -> None:
-    right = trainer.exchange.loss_scale
-    trainer.exchange.loss_scale = lambda *args: 1.001 * right(*args)  # type: ignore[method-assign]
-
-
-def test_a_gradient_of_another_scale_is_found_in_the_passes(monkeypatch):
-    on_meshes(monkeypatch, scale, in_passes=True)
-    words = r"trainer: the gradient of the loss at the output of last differs .* by 1\.0e-03; "
+@each(("plan", "mesh"), [(None, {"data": 2}), ("pipeline", {"data": 2, "pipeline": 2})])
+def test_a_gradient_of_another_scale_is_that_of_the_trainer(plan, mesh, monkeypatch):
+    net = [Conv2d(4, 3, padding=1), BatchNorm(), ReLU(), Flatten(), Linear(3, name="last")]
+    assert check_plan(net, (5, 4, 2), plan, meshes=[mesh]).rows[0].differences["gradient"] < 1e-13
+    monkeypatch.setattr(trajectory, "Trainer", scaled)
+    layer = "trainer: the gradient of the loss at the output of last" if plan is None else "flatten"
+    words = f"{layer}.* differs .*, by 1.0e-03; "
     with pytest.raises(AssertionError, match=words):
-        check_plan(small(), (5, 4, 2), meshes=[{"data": 2}])
-
-
-@pytest.mark.parametrize(
-    ("plan", "mesh"),
-    [pytest.param(*case, marks=[pytest.mark.long] * (case in MESHES[2:])) for case in MESHES],
-    ids=str,
-)
-def test_a_gradient_of_another_scale_is_found_in_every_mesh(plan, mesh, monkeypatch):
-    report = check_plan(small(), (5, 4, 2), plan, meshes=[mesh], training=True)
-    assert report.rows[0].differences["training"] < 1e-13
-    assert "training" in str(report).splitlines()[1]
-
-    on_meshes(monkeypatch, scale)
-    told = r"trainer: the .* differs from that of serial training after step "
-    with pytest.raises(AssertionError, match=told + r"(\d|10), by .*\[mesh .*, training"):
-        check_plan(small(), (5, 4, 2), plan, meshes=[mesh], training=True)
+        check_plan(net, (5, 4, 2), plan, meshes=[mesh])
 
 
 # -- the command

@@ -6,7 +6,6 @@ from pydtnn.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
-    from pydtnn.callbacks.balance import Balance
     from pydtnn.callbacks.checkpointing import Checkpointer
     from pydtnn.callbacks.history import HistoryWriter
     from pydtnn.callbacks.measurements import MeasurementWriter
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMA",
-    "Balance",
     "BestWeights",
     "Callback",
     "CheckEqual",

@@ -70,8 +70,6 @@ class SlowRanks(Callback):
     ----------
     times : PhaseTimes
         To be passed to the trainer: ``Trainer(callbacks=[slow], observers=[slow.times])``.
-    everywhere : list of dict
-        Time of each phase in the last epoch, in s, of each rank.
     """
 
     reads_gradients = False
@@ -80,7 +78,6 @@ class SlowRanks(Callback):
         self.factor = check_float("SlowRanks", "factor", factor, at_least=1)
         self.least = check_float("SlowRanks", "least", least, at_least=0)
         self.times = PhaseTimes()
-        self.everywhere: list[dict[str, float]] = []
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Begin to measure."""
@@ -88,10 +85,10 @@ class SlowRanks(Callback):
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Compare the times of all ranks. Collective: all ranks call it."""
-        self.everywhere = trainer.comm.gather_object(dict(self.times.seconds))
+        everywhere = trainer.comm.gather_object(dict(self.times.seconds))
         self.times.seconds.clear()
         if trainer.comm.rank == 0:
-            for line in slow_ranks(self.everywhere, self.factor, self.least):
+            for line in slow_ranks(everywhere, self.factor, self.least):
                 _log.warning("epoch %d: %s", trainer.epoch, line)
 
 

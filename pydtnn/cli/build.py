@@ -39,7 +39,7 @@ from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training import tracing
 from pydtnn.training.callback import Callback
-from pydtnn.training.capabilities import FEATURES, why_not
+from pydtnn.training.capabilities import why_not
 from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.run_folder import find_inputs
 from pydtnn.training.trainer import Trainer
@@ -292,9 +292,8 @@ def create_job(
     )
     if (config.save and not config.saves_weights) or config.mlflow or config.wandb:
         model.inputs = trainer.objective.describe(train)  # also if it is only evaluated
-    for option, given in (("survival", survival is not None), ("balance", config.balance)):
-        if given and (why := why_not(option, trainer.setup)):
-            raise ValueError(f"train: {FEATURES[option].options}: {why}")
+    if survival is not None and (why := why_not("survival", trainer.setup)):
+        raise ValueError(f"train: --survive: {why}")
     loaded = load_initial_weights(config, model, train)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)
@@ -421,8 +420,7 @@ def create_callbacks(
         return [meter, *averages]
     monitor, callbacks = parts.monitor, list[Callback]([meter])
     if comm.size > 1 and config.straggler_factor:
-        slow = library.SlowRanks(config.straggler_factor)
-        callbacks += [slow, library.Balance(slow)] if config.balance else [slow]
+        callbacks.append(library.SlowRanks(config.straggler_factor))
     folder = RunFolder(directory)
     callbacks += [*averages, folder]
     if config.plateau:

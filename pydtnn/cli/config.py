@@ -575,9 +575,6 @@ class _CommunicationOptions:
     straggler_factor: float = option(
         1.5, "name ranks that compute this many times as long as others; 0 for none", at_least=0
     )
-    balance: bool = option(
-        False, "divide batches among ranks by their measured speed, after each epoch"
-    )
     scheme: str = option("allreduce", "how ranks train together, or path/to/file.py:Class")
     scheme_options: dict[str, Any] = option({}, 'of the scheme: {"period": 8}', of="scheme")
     compress: str | None = option(str, "of gradients in messages, or path/to/file.py:compressor")
@@ -799,11 +796,6 @@ EXCLUDES = {
         "--loader-threads !0": "omit it, as batches are made when they are needed",
     },
     "--survive": {"--device cuda": HOST, "--virtual-ranks": OMIT},
-    "--balance": {
-        "--straggler-factor 0": "omit it, as times are measured",
-        "--memory-limit": "omit it, as the parts of ranks grow",
-        "--device cuda": HOST,
-    },
     "--compress": {"--formats messages": OMIT},
     "--checkpoint-every": {"--checkpoint-every epochs or --checkpoint-every steps": OMIT},
     "--comm cuda_aware": {"--allreduce !vendor": "omit one, as it sums in host memory"},

@@ -283,8 +283,8 @@ def remove_empty(made: Iterable[Path]) -> None:
 
 TRACE = ("trace", "trace_steps", "trace_kernels")
 
-REMOVED = ("mlperf_log", "compute")
-"""Options of earlier versions that had no effect on training."""
+REMOVED = ("mlperf_log", "compute", "balance")
+"""Options of earlier versions that did not determine what is trained."""
 
 NOT_INHERITED = (
     *("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE, *REMOVED),

@@ -26,7 +26,7 @@ from pydtnn.data.mixing import (
     mix_samples,
     with_partners,
 )
-from pydtnn.data.order import Shard, assign_part, assign_shards, max_shards
+from pydtnn.data.order import Shard, assign_shards, max_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.collective import Ranks, collective
 from pydtnn.utils.names import SuggestsNames
@@ -126,11 +126,6 @@ class Loader(SuggestsNames):
 
     Attributes
     ----------
-    counts : sequence of int or None
-        The parts of the ranks in a batch, for the next call of `epoch`: shards if `whole_shards`,
-        otherwise samples, of which smaller batches have proportional ones. None: nearly equal.
-    whole_shards : bool
-        Whether shards are the same for any `counts`.
     equal_numbers : bool
         Whether all ranks have as many shards in every batch, of which the last may have no rows.
     prepare : Prepare
@@ -198,8 +193,7 @@ class Loader(SuggestsNames):
                 f"batches of {global_batch_size}, got {steps_per_epoch}"
             )
         self.mix, self.shards = tuple(mix), shards or size
-        self.counts: Sequence[int] | None = None
-        self.whole_shards = self.equal_numbers = False
+        self.equal_numbers = False
         self._steps = steps_per_epoch or steps
         shapes = shapes_of(dataset.input_shape)
         statistics = parts(dataset.statistics or (None,) * len(shapes))
@@ -325,14 +319,9 @@ class Loader(SuggestsNames):
 
     def _divide(self, n: int) -> tuple[slice, tuple[Shard, ...]]:
         """Return this rank's rows of a batch, and its shards."""
-        number = self.shards // self.size
-        if self.counts is None or self.whole_shards:
-            rows, shards = assign_shards(n, self.shards, self.rank, self.size, self.counts)
-            most = max_shards(n, self.shards, self.size, self.counts)
-        else:
-            rows, shards = assign_part(n, number, self.rank, self.counts)
-            most = number
+        rows, shards = assign_shards(n, self.shards, self.rank, self.size)
         if self.equal_numbers:
+            most = max_shards(n, self.shards, self.size)
             end = rows.stop - rows.start
             shards += (Shard(None, slice(end, end)),) * (most - len(shards))
         return rows, shards

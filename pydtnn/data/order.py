@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.utils.split import even_cut, even_cuts, proportional_cut
+from pydtnn.utils.split import even_cut, even_cuts
 from pydtnn.utils.validate import plain_array
 
 
@@ -104,9 +103,7 @@ class Shard(NamedTuple):
     rows: slice
 
 
-def assign_shards(
-    n: int, shards: int, rank: int, size: int, counts: Sequence[int] | None = None
-) -> tuple[slice, tuple[Shard, ...]]:
+def assign_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[Shard, ...]]:
     """Divide `n` rows into shards, independent of ranks, and assign consecutive shards to ranks.
 
     Parameters
@@ -115,8 +112,6 @@ def assign_shards(
     shards : int
         At least `size`; empty shards come last and are omitted.
     rank, size : int
-    counts : sequence of int, optional
-        Number of shards of each rank; by default nearly equal.
 
     Returns
     -------
@@ -130,8 +125,6 @@ def assign_shards(
     (slice(6, 10, None), Shard(number=3, rows=slice(2, 4, None)))
     """
     mine = rank_slice(shards, rank, size)
-    if counts is not None:
-        mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     start, stop = even_cut(n, shards, mine.start), even_cut(n, shards, mine.stop)
     present = range(mine.start, min(mine.stop, n))  # each of the first n shards has a row
     cuts = ((number, rank_slice(n, number, shards)) for number in present)
@@ -140,43 +133,13 @@ def assign_shards(
     )
 
 
-def max_shards(n: int, shards: int, size: int, counts: Sequence[int] | None = None) -> int:
+def max_shards(n: int, shards: int, size: int) -> int:
     """Return the most shards with rows that a rank has; see `assign_shards`.
 
     >>> max_shards(10, 4, 3), max_shards(1, 4, 3)
     (2, 1)
     """
-    cuts = even_cuts(shards, size) if counts is None else [0, *accumulate(counts)]
-    return max(min(stop, n) - min(start, n) for start, stop in pairwise(cuts))
-
-
-def assign_part(
-    n: int, parts: int, rank: int, counts: Sequence[int]
-) -> tuple[slice, tuple[Shard, ...]]:
-    """Divide `n` rows in proportion to the counts of the ranks, and those of a rank into parts.
-
-    Parameters
-    ----------
-    n : int
-    parts : int
-        Shards of each rank; empty ones are omitted.
-    rank : int
-    counts : sequence of int
-        Of each rank.
-
-    Returns
-    -------
-    rows, shards
-        As of `assign_shards`.
-
-    >>> assign_part(10, 1, 1, [3, 2])
-    (slice(6, 10, None), (Shard(number=1, rows=slice(0, 4, None)),))
-    """
-    start, stop = (proportional_cut(n, counts, part) for part in (rank, rank + 1))
-    present = range(min(parts, stop - start))
-    return slice(start, stop), tuple(
-        Shard(rank * parts + number, rank_slice(stop - start, number, parts)) for number in present
-    )
+    return max(min(stop, n) - min(start, n) for start, stop in pairwise(even_cuts(shards, size)))
 
 
 def below(words: NDArray[np.uint32], n: int | NDArray[np.int64]) -> NDArray[np.int64]:

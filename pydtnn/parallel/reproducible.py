@@ -146,9 +146,7 @@ class ExactSums(Sums):
 
     def runs(self) -> tuple[tuple[Subtree, ...], ...]:
         """Return the blocks of every rank."""
-        counts = self.counts
-        cuts = even_cuts(self.shards or 1, self.comm.size)
-        return _runs(tuple(cuts if counts is None else (0, *accumulate(counts))), self.present)
+        return _runs(tuple(even_cuts(self.shards or 1, self.comm.size)), self.present)
 
     def own(self, bucket: Bucket) -> list[np.ndarray]:
         """Return the arrays of this rank's blocks of a bucket."""

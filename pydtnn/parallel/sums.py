@@ -51,8 +51,6 @@ class Sums:
     shards : int or None
         Number of shards of a batch, for any number of ranks. None: any number, and backward
         accumulates the gradients of a rank's shards.
-    counts : tuple of int or None
-        Number of those shards of each rank; None: nearly equal.
     capturable : bool
         Class attribute: whether sums of device arrays run only on device and communicator and are
         the same in every step, so that they can be captured in a CUDA graph.
@@ -61,7 +59,6 @@ class Sums:
     """
 
     shards: int | None = None
-    counts: tuple[int, ...] | None = None
     capturable = True
     keeps_gradients = False
 

@@ -48,7 +48,6 @@ class Training(Protocol):
     recovered: bool
     samples_seen: int
     global_batch_size: int
-    shares: tuple[int, ...] | None
 
     @property
     def callbacks(self) -> Sequence[Callback]:

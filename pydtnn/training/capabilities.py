@@ -221,13 +221,6 @@ FEATURES = {
             "different ones on each rank; use a scheme such as AllReduce, or omit it"
         },
     ),
-    "balance": Feature(
-        options="--balance",
-        excludes={
-            "independent steps": "expected a scheme that sums gradients in every step, got {1}; "
-            "use allreduce or sharded"
-        },
-    ),
     "survival": Feature(
         options="--survive",
         excludes={
@@ -270,7 +263,6 @@ FEATURES = {
         )
     ),
     "ranks that differ": Feature(lambda setup: not setup.exchange.equal and _scheme(setup)),
-    "independent steps": Feature(lambda setup: not setup.exchange.sums_losses and _scheme(setup)),
     "gradients of earlier steps": Feature(_keeps_gradients),
     "sums that are not plain": Feature(_no_plain_sums),
     "sums over further axes": Feature(_further_sums),

@@ -224,16 +224,6 @@ class Setup:
             **options,
         )
 
-    @contextmanager
-    def divided(self, shares: tuple[int, ...] | None) -> Iterator[None]:
-        """Context in which ranks have these numbers of shards in exact training, None: equal."""
-        sums = self.exchange.sums
-        before, sums.counts = sums.counts, shares
-        try:
-            yield
-        finally:
-            sums.counts = before
-
 
 def create_setup(
     model: Model,

@@ -159,9 +159,6 @@ class Trainer(SuggestsNames):
         The optimizer's `binding` to this trainer.
     global_batch_size : int
         Samples of all ranks in a step of `fit`, except the last of an epoch; 0 before.
-    shares : tuple of int or None
-        The parts of the ranks in a batch: samples, or shards in exact training; None: nearly equal.
-        Set by a callback between epochs, on all ranks (`Balance`).
     """
 
     def __init__(
@@ -231,7 +228,6 @@ class Trainer(SuggestsNames):
         self.stop = self._loaded = self._warned = False
         self.global_batch_size = 0
         self._validation: Dataset | None = None
-        self.shares: tuple[int, ...] | None = None
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
@@ -395,8 +391,7 @@ class Trainer(SuggestsNames):
         if self.pending is None:
             self.logs = Logs()
         self._notify("on_epoch_start")
-        with self.setup.divided(self.shares):
-            self._run_steps(loader, seed)
+        self._run_steps(loader, seed)
         checks.check_scale(self.setup)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
         if clock.virtual():
@@ -448,7 +443,6 @@ class Trainer(SuggestsNames):
             collective(self.comm, "Trainer.evaluate"),
             self.setup.observed(),
             self.setup.phase("evaluation"),
-            self.setup.divided(None),
             contextlib.ExitStack() as stack,
         ):
             check_loaded(self.comm, self.model.loaded, before_broadcast=False)
@@ -523,7 +517,6 @@ class Trainer(SuggestsNames):
     def _run_steps(self, loader: Loader, seed: int) -> None:
         """Run the remaining steps of an epoch."""
         setup, observer = self.setup, self.setup.observer
-        loader.counts, loader.whole_shards = self.shares, setup.exchange.sums.shards is not None
         loader.equal_numbers = setup.equal_numbers
         batches = loader.epoch(self.epoch, start=self.step)
         if clock.virtual():

@@ -58,9 +58,6 @@ RING = {"allreduce": "ring", "device": "cuda"}
             "combined with --checkpoint-every steps",
         ),
         ({"buddy_interval": "2 epochs", "survive": True}, "must be a time, steps or auto, got"),
-        ({"balance": True, "straggler_factor": 0.0}, "--straggler-factor 0; omit it, as times"),
-        (LIMITED | {"balance": True}, "--memory-limit; omit it, as the parts"),
-        ({"balance": True, "device": "cuda"}, "--balance cannot be combined with --device cuda"),
         ({"quiet": True, "progress": "bar"}, "--quiet cannot be combined with --progress bar"),
         ({"parallel": "auto", "plan": "filter"}, "--plan cannot be combined with --parallel auto"),
         # features of training, as a trainer refuses them

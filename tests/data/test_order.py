@@ -1,7 +1,6 @@
 import numpy as np
 
 from pydtnn.data.order import (
-    assign_part,
     assign_shards,
     below,
     permutation,
@@ -52,9 +51,6 @@ def test_shards_without_rows_cost_nothing():
     rows, own = assign_shards(5, 10**15, 0, 2)
     assert (rows, [shard.number for shard in own]) == (slice(0, 5), [0, 1, 2, 3, 4])
     assert assign_shards(5, 10**15, 1, 2) == (slice(5, 5), ())
-    rows, own = assign_part(5, 4, 1, [3, 2])
-    assert (rows, own) == (slice(3, 5), ((4, slice(0, 1)), (5, slice(1, 2))))
-    assert assign_part(5, 4, 1, [5, 0]) == (slice(5, 5), ())
 
 
 @each(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])

@@ -134,7 +134,6 @@ class Uneven:
         self.exact = "shard" not in self.axes and rng.random() < 0.1
         schemes = SCHEMES[:2] if self.exact else SCHEMES[-1:] if "shard" in self.axes else SCHEMES
         self.scheme = str(rng.choice(schemes))
-        self.shares = None if self.exact or rng.random() < 0.8 else self._shares(ranks)
         self.adam, self.clip = rng.random() < 0.5, 0.5 if rng.random() < 0.3 else None
         self.norm = "pipeline" not in self.axes and self.last > 1
         self.recompute = 3 if rng.random() < 0.3 else None
@@ -182,10 +181,6 @@ class Uneven:
             if room > 1:
                 axes[name] = int(self.rng.integers(2, min(room, 4) + 1))
         return axes
-
-    def _shares(self, ranks: int) -> tuple[int, ...]:
-        shares = self.rng.multinomial(self.batch, np.full(ranks, 1 / ranks))
-        return tuple(map(int, shares))
 
     @property
     def ranks(self) -> int:
@@ -249,7 +244,6 @@ class Uneven:
             progress=False,
             **({} if serial or self.exact else {parts: self.parts}),
         )
-        trainer.shares = None if serial else self.shares
         train, other = self.data(self.batch + self.last, 0), self.data(self.validated, 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of few micro-batches

@@ -17,7 +17,6 @@ from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import axes_of
 from pydtnn.training.setup import Setup
-from pydtnn.utils.arguments import represent
 
 
 class Feature(NamedTuple):
@@ -60,7 +59,7 @@ class Conflict(NamedTuple):
 def conflicts(features: Mapping[str, Feature], find: Callable[[str], Any]) -> Iterator[Conflict]:
     """Yield the conflicts of a run; `find` returns what is found of a feature."""
     for name, feature in features.items():
-        if first := find(name):
+        if (feature.needs or feature.excludes) and (first := find(name)):
             for lacks, others in ((True, feature.needs), (False, feature.excludes)):
                 for other, why in others.items():
                     if bool(second := find(other)) != lacks:
@@ -109,7 +108,7 @@ def _further_sums(setup: Setup) -> str:
 
 def _no_plain_sums(setup: Setup) -> str:
     plain = setup.exchange.exact and type(setup.exchange.sums) is Sums
-    return "" if plain else represent(setup.exchange)
+    return "" if plain else f"{_scheme(setup)} with {type(setup.exchange.sums).__name__}"
 
 
 def _gathers_norm(setup: Setup) -> str:

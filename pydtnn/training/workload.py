@@ -22,6 +22,7 @@ from pydtnn.model import Model
 from pydtnn.model.model import example_input
 from pydtnn.models import create_net
 from pydtnn.optimizers import Optimizer, get_optimizer
+from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
@@ -29,7 +30,10 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.batch_checks import DEFAULT_PER_RANK
+from pydtnn.training.capabilities import FEATURES
+from pydtnn.training.checks import check_options
 from pydtnn.training.preparation import halved_in_flight, micro_batches_in_flight
+from pydtnn.training.setup import Setup
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
@@ -229,6 +233,15 @@ class Workload:
         most = self.batch // self.data
         return replace(self, micro_batches=min(DEFAULT_PER_RANK * self.stages, most))
 
+    def along(self, axes: Mapping[str, int], **others: Any) -> Workload:
+        """Return the run on other ranks; micro-batches are those of pipelines.
+
+        >>> Workload("mlp", (4,), axes={"pipeline": 2}, micro_batches=4).along({"data": 2}).strategy
+        'data 2'
+        """
+        kept = self.micro_batches if axes.get(PIPELINE, 1) > 1 else None
+        return replace(self, axes=axes, micro_batches=kept, **others)
+
     # -- words ------------------------------------------------------------------------------------
 
     @property
@@ -292,11 +305,31 @@ class Workload:
         """Create the scheme by which ranks exchange gradients."""
         sums: Any = Sums
         if self.exact:
+            if self.compress is not None:
+                raise ValueError(f"{WHO}: {FEATURES['exact training'].excludes['compression']}")
             sums = partial(ExactSums, shards=self.shards)
         elif self.compress is not None:
             sums = create_sums(self.compress, **self.compress_options)
         scheme = SCHEME.find(self.scheme)
         return scheme.make(self.scheme_options, comm, overlap=self.overlap, sums=sums)
+
+    def check(self, model: Model) -> None:
+        """Raise ValueError if a trainer would refuse the run, as features cannot be combined.
+
+        Parameters
+        ----------
+        model : Model
+            A rank's part of the network; its backend need not compute.
+        """
+        ranks = Serial()
+        ranks.size = self.data
+        optimizer, exchange = self.create_optimizer(), self.create_exchange(ranks)
+        scale = LossScale(model.backend) if model.dtype == np.float16 else None
+        objective: Any = None  # is not part of what is refused
+        mesh: Any = model.mesh
+        check_options(
+            Setup(model, optimizer, exchange, objective, scale, mesh=mesh, **self.trainer_options())
+        )
 
     def create_optimizer(self) -> Optimizer:
         """Create the optimizer, with its constant or default learning rate."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pydtnn.cli.config import EXCLUDES, NEEDS, TrainConfig, flags
 from pydtnn.training.capabilities import FEATURES, why_not
+from tests import combinations
 from tests.each import each
 from tests.small_training import small_trainer
 from tests.test_imports import ROOT
@@ -105,6 +107,35 @@ def test_options_that_exclude_each_other_are_refused_together_only(name, other):
         TrainConfig(**alone)
     with pytest.raises(ValueError, match="^train: --.* cannot be combined with --"):
         TrainConfig(**first | second)
+
+
+STAGES = {"data": 2, "pipeline": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"axes": {"filter": 2}, "optimizer": "lars"}, "LARS requires whole parameters"),
+        ({"axes": STAGES, "pipeline_schedule": "chimera", "compress": "top_k"}, "1f1b"),
+        ({"axes": {"data": 2}, "scheme": "diloco", "compress": "int8"}, "do not sum gradients"),
+        ({"axes": {"data": 2}, "micro_batches": 2}, "requires a model that is cut"),
+        ({"axes": {}, "exact": True, "tuning": "fixed", "compress": "sign"}, "as they are; omit"),
+        ({"axes": {"data": 2}, "scheme": "one_bit_adam"}, "expected AdamW"),
+        ({"axes": STAGES, "exact": True, "tuning": "fixed"}, ""),
+        ({"axes": {"data": 2}, "scheme": "sharded", "compress": "bfloat16"}, ""),
+    ],
+    ids=str,
+)
+def test_trainer_command_line_and_oracle_answer_as_the_table_does(options, words, tmp_path):
+    why = combinations.judge(options, tmp_path / "run")
+    assert words in why
+    assert bool(words) == bool(why)
+
+
+@each("seed", [*range(3)])
+def test_all_answer_alike_for_random_combinations(seed, tmp_path):
+    options = combinations.draw(np.random.default_rng([2611, seed]))
+    combinations.judge(options, tmp_path / str(seed))
 
 
 def test_the_first_reason_against_a_feature_is_the_answer():

@@ -15,7 +15,6 @@ from pydtnn.cli.step_meter import StepMeter
 from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.training.workload import Workload
 from pydtnn.utils import plain_yaml
@@ -238,21 +237,7 @@ def _search(
     schedules = SCHEDULES if config.pipeline_schedule == AUTO else SCHEDULES[:1]
     if config.parallel != AUTO:
         return compare(projector, ranks, [work], limit, recompute=recompute, schedules=schedules)
-    whole = work.create_optimizer().per_parameter  # requires whole parameters
-
-    def possible(work: Workload) -> bool:
-        if whole and any(axis not in ("spatial", PIPELINE) for axis in work.cut):
-            return False
-        return work.stages <= work.batch // work.data
-
-    return search(
-        projector,
-        ranks,
-        memory_limit=limit,
-        recompute=recompute,
-        schedules=schedules,
-        allowed=possible,
-    )
+    return search(projector, ranks, memory_limit=limit, recompute=recompute, schedules=schedules)
 
 
 def _measured(

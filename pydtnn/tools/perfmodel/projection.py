@@ -59,6 +59,13 @@ PREDICTABLE: dict[str, tuple[Any, ...]] = {
 """Values that have formulas, of fields of a `Workload` that are limited."""
 
 
+COMBINED = (
+    *("scheme", "scheme_options", "compress", "compress_options", "micro_batches", "data"),
+    *("optimizer", "optimizer_options"),
+)
+"""What decides, besides the network's part, whether a trainer refuses a run."""
+
+
 def without_formula(work: Workload, platform: Platform | None = None) -> str:
     """Return the first field whose value has no formula; empty if there is none."""
     if platform is not None and work.threads not in (None, platform.compute.threads):
@@ -93,6 +100,7 @@ class Projector:
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
         self._steps: dict[Any, DryStep] = {}
         self._outlines: dict[Any, Outline | ValueError] = {}
+        self._possible: set[Any] = set()
         self._tables: dict[int, Tables] = {}
         self._known: dict[int, dict[int, dict[int, float]]] = {}
         self._compression = lru_cache(maxsize=None)(
@@ -103,6 +111,7 @@ class Projector:
         """Return a projector for another platform, with the same outlines."""
         other = Projector(self.work, platform, costs, self.backend)
         other._steps, other._outlines = self._steps, self._outlines
+        other._possible = self._possible
         return other
 
     def on(self, platform: Platform) -> Projector:
@@ -121,7 +130,7 @@ class Projector:
         Raises
         ------
         ValueError
-            If the plan does not fit the network.
+            If the plan does not fit the network, or a trainer would refuse the run.
         """
         between = self._between(work)
         cut = (*work.cut.items(), repr(work.plan), work.pipeline_schedule)
@@ -141,6 +150,10 @@ class Projector:
         found = self._outlines[key]
         if isinstance(found, ValueError):
             raise found
+        run = place, *(repr(getattr(work, name)) for name in COMBINED)
+        if run not in self._possible:
+            work.check(self._steps[place].model)
+            self._possible.add(run)
         if id(found) not in self._tables:
             known = self._known.setdefault(id(found.forward), {})  # has the same segments
             self._tables[id(found)] = Tables(found, self.costs, known)
@@ -168,7 +181,8 @@ class Projector:
         ------
         ValueError
             If there is no formula for a value of a field, or training is not possible: fewer
-            samples than ranks, or a plan that does not fit.
+                samples than ranks, a plan that does not fit, or features that cannot be combined
+            (`pydtnn.training.capabilities`).
         """
         self.check(work)
         samples = work.samples_per_rank
@@ -237,11 +251,6 @@ class Projector:
         plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
         owners = placement(work.pipeline_schedule, ranks)
         two = OPPOSITE in messages.groups  # directions
-        if two and (work.compress or work.scheme == "hierarchical"):
-            raise ValueError(
-                f"{work.strategy}: two directions require sums of gradients by allreduce or a "
-                "sharded scheme, which are not compressed; use 1f1b"
-            )
         tables = [self.tables(work, rank) for rank in range(ranks)]
         passes: dict[tuple[int, int], timing.PassTime] = {}  # by stage and samples
         times: dict[tuple[int, int], StageTime] = {}

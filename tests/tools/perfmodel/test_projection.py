@@ -188,12 +188,12 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(projector
         (
             {"data": 2, "pipeline": 2},
             {"pipeline_schedule": "chimera", "compress": "top_k"},
-            "two directions require sums",
+            "require sums of gradients that are neither exact nor compressed",
         ),
         (
             {"data": 2, "pipeline": 2},
             {"pipeline_schedule": "chimera", "scheme": "hierarchical"},
-            "two directions require sums",
+            "require sums of gradients that are neither exact nor compressed",
         ),
         ({"pipeline": 3}, {"pipeline_schedule": "chimera"}, "expected an even number of ranks"),
     ],

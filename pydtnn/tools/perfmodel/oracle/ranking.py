@@ -103,10 +103,10 @@ def strategies(
         check("oracle", "strategy", kind, KINDS)
     variants = variants or Variants()
     if ranks == 1:
-        yield from variants.of(replace(work, axes={}))
+        yield from variants.of(work.along({}))
         return
     if "data" in kinds:
-        yield from variants.of(replace(work, axes={"data": ranks}))
+        yield from variants.of(work.along({"data": ranks}))
     others = [axis for axis in kinds if axis in AXES]
     for number in range(1, most + 1):
         for axes in combinations(others, number):
@@ -116,7 +116,7 @@ def strategies(
                 data = ranks // prod(parts)
                 if data == 1 or "data" in kinds:
                     mesh = dict(zip(axes, parts, strict=True))
-                    yield from variants.of(replace(work, axes={"data": data, **mesh}))
+                    yield from variants.of(work.along({"data": data, **mesh}))
 
 
 def _factorisations(ranks: int, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
@@ -223,7 +223,7 @@ class Oracle:
     def serial_rate(self, batch: int) -> float:
         """Return the samples per second of one rank, whatever memory it needs."""
         if batch not in self._serial:
-            work = replace(self.projector.work, axes={}, batch=batch)
+            work = self.projector.work.along({}, batch=batch)
             self._serial[batch] = self.projector.project(work).throughput
         return self._serial[batch]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -81,7 +81,6 @@ def search(
     memory_limit: float | None = None,
     recompute: Sequence[Any] = (None, "auto"),
     schedules: Sequence[str] = ("1f1b",),
-    allowed: Callable[[Workload], bool] = lambda work: True,
 ) -> SearchResult:
     """Return the fastest way to distribute a network, with plans for each layer among them.
 
@@ -100,8 +99,6 @@ def search(
         Values of `Model`'s argument that are tried, until the memory is within the limit.
     schedules : sequence of str
         Schedules of pipelines that are tried.
-    allowed : callable, optional
-        Whether a strategy is possible in training.
 
     Raises
     ------
@@ -114,8 +111,8 @@ def search(
     candidates: list[tuple[dict[str, int], Any]] = [(axes, None) for axes in uniform(ranks, batch)]
     for mesh in meshes(ranks, batch):
         candidates += [(mesh, rules) for rules in plans_for(projector, mesh, limit)]
-    works = [replace(projector.work, axes=axes, plan=plan) for axes, plan in candidates]
-    works = [work for work in works if allowed(work)]
+    works = [projector.work.along(axes, plan=plan) for axes, plan in candidates]
+    works = [work for work in works if work.stages <= batch // work.data]
     return compare(projector, ranks, works, limit, recompute=recompute, schedules=schedules)
 
 

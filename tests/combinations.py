@@ -28,7 +28,14 @@ from pydtnn.utils.errors import RankError
 
 SHAPE, CLASSES, BATCH, HIDDEN = (8, 8, 1), 4, 16, [8, 8, 8]
 
-AXES = ({"data": 2}, {"data": 3}, {"pipeline": 2}, {"data": 2, "pipeline": 2}, {"filter": 2}, {})
+AXES: tuple[dict[str, int], ...] = (
+    {"data": 2},
+    {"data": 3},
+    {"pipeline": 2},
+    {"data": 2, "pipeline": 2},
+    {"filter": 2},
+    {},
+)
 """Of meshes; more of those along which features exclude each other."""
 
 PLAIN = [name for name in COMPRESSORS if name != "float"]

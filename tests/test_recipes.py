@@ -68,7 +68,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "features": lambda names: names["found"]["head"].shape == (5, 10),
     "gradients": lambda names: names["model"].parameters["body.conv2d0.w"].grad.any(),
     "stop_at": lambda names: names["trainer"].epoch < 50 and logs(names)["val_accuracy"] >= 0.9,
-    "find_lr": lambda names: 1e-4 < names["found"].suggestion < 10,
+    "find_lr": lambda names: 1e-4 < names["steepest"] < 10,
     "ema": lambda names: logs(names)["val_accuracy"] > 0.5,
     "new_head": lambda names: "head.w" not in names["model"].frozen,
     "fine_tune": lambda names: names["trainer"].epoch == 3 and not names["model"].frozen,

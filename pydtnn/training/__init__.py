@@ -7,16 +7,13 @@ from pydtnn.utils.lazy import lazy
 if TYPE_CHECKING:
     from pydtnn.training.callback import Callback
     from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
-    from pydtnn.training.rate_search import LearningRates, find_learning_rate
     from pydtnn.training.trainer import Trainer
 
 __all__ = [
     "Callback",
-    "LearningRates",
     "LocalNotFiniteError",
     "NotFiniteError",
     "Trainer",
-    "find_learning_rate",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

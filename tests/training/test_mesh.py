@@ -18,7 +18,6 @@ from pydtnn.optimizers import LARS, SGD
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer, ShardedParameters
 from pydtnn.saving.weights import load_weights, save_weights
-from pydtnn.training import find_learning_rate
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
@@ -186,15 +185,6 @@ def test_what_cannot_be_on_a_mesh_is_refused(comm):
     alone.parameters["linear.b"].group = "data+height"
     with pytest.raises(ValueError, match="linear.b is distributed over the axis height, got no"):
         Trainer(alone, "sgd", exchange=AllReduce(comm))
-
-
-@pytest.mark.threads(4)
-def test_a_search_for_a_rate_changes_nothing_on_a_mesh(comm):
-    trainer, (train, _) = mesh_trainer(comm, CUT), small_data()
-    before = checksums(trainer.model.state())
-    found = find_learning_rate(trainer, train, steps=4, global_batch_size=8)
-    assert len(found.losses) == 4
-    assert checksums(trainer.model.state()) == before
 
 
 @pytest.mark.threads(2)

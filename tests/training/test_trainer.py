@@ -19,7 +19,6 @@ from pydtnn.layers import BatchNorm, Flatten, Linear, ReLU, Sequential
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import AllReduce, GradientExchange, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.training.rate_search import find_learning_rate
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, RankError
 from tests.each import each
@@ -33,10 +32,6 @@ def within(trainer: Trainer, folder: Path) -> None:
         pass
 
 
-def search(trainer: Trainer, folder: Path) -> None:
-    find_learning_rate(trainer, DATA, steps=4, batch_size=4)
-
-
 Method = Callable[[Trainer, Path], object]
 
 METHODS: dict[str, Method] = {
@@ -48,7 +43,6 @@ METHODS: dict[str, Method] = {
     "Trainer.compare_ranks": lambda trainer, folder: trainer.compare_ranks(),
     "save_checkpoint": lambda trainer, folder: save_checkpoint(folder, trainer),
     "load_checkpoint": lambda trainer, folder: load_checkpoint(folder, trainer),
-    "find_learning_rate": search,
 }
 
 

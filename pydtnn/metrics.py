@@ -25,7 +25,6 @@ from pydtnn.losses.targets import (
     dense,
     is_classes,
     most_likely,
-    one_hot,
     rows_of,
 )
 from pydtnn.utils.arguments import StoresArguments
@@ -342,61 +341,6 @@ class TopKAccuracy(_ClassMetric):
         own = y[xp.arange(len(y)), most_likely(target)][:, None]  # (N, 1)
         ahead = (~(y < own)).sum(axis=1)  # itself included
         return (ahead <= self.k).sum()
-
-
-class _Categorical(_ClassMetric):
-    """An error of class probabilities against one-hot rows, mean over the classes.
-
-    Parameters
-    ----------
-    from_logits : bool
-        Whether to apply a softmax first; False for a model that ends with one.
-    """
-
-    better = "min"
-
-    def __init__(self, from_logits: bool = True) -> None:
-        super().__init__()
-        self.from_logits = from_logits
-
-    def difference(self, xp: Any, y: Array, target: Array) -> Array:
-        """Return the probabilities minus the one-hot rows, or those of the target, (N, K)."""
-        if self.from_logits:
-            e = xp.exp(y - y.max(axis=1, keepdims=True))
-            y = e / e.sum(axis=1, keepdims=True)
-        if target.ndim == 2:
-            return y - target
-        return y - one_hot(xp, target, y.shape[1], y.dtype)
-
-
-class CategoricalMSE(_Categorical):
-    """Squared error of class probabilities against one-hot rows, mean over the classes.
-
-    Parameters
-    ----------
-    from_logits : bool
-        Whether to apply the softmax; False for a model that ends with one.
-    """
-
-    name = "categorical_mse"
-
-    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
-        return _sum_of_means(xp.square(self.difference(xp, y, target)))
-
-
-class CategoricalMAE(_Categorical):
-    """Absolute error of class probabilities against one-hot rows, mean over the classes.
-
-    Parameters
-    ----------
-    from_logits : bool
-        Whether to apply the softmax; False for a model that ends with one.
-    """
-
-    name = "categorical_mae"
-
-    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
-        return _sum_of_means(abs(self.difference(xp, y, target)))
 
 
 class Perplexity(_ClassMetric):
@@ -768,8 +712,6 @@ METRICS: dict[str, Callable[..., Metric]] = {
     "iou": IoU,
     "confusion_matrix": ConfusionMatrix,
     "perplexity": Perplexity,
-    "categorical_mse": CategoricalMSE,
-    "categorical_mae": CategoricalMAE,
     "categorical_hinge": CategoricalHinge,
     "regression_mse": RegressionMSE,
     "regression_mae": RegressionMAE,

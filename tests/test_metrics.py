@@ -13,8 +13,6 @@ from pydtnn.metrics import (
     Accuracy,
     BinaryAccuracy,
     CategoricalHinge,
-    CategoricalMAE,
-    CategoricalMSE,
     ConfusionMatrix,
     IoU,
     Precision,
@@ -48,28 +46,10 @@ def test_accuracy_of_one_output_is_the_sign_of_the_logit():
     assert Accuracy()(np, y, np.array([[1.0], [0.0], [1.0], [0.0]])) == 4
 
 
-def test_categorical_errors_compare_probabilities_with_one_hot_rows():
-    p = np.array([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]])
-    target = np.array([0, 1])
-    squares = (0.25 + 2 * 0.0625) / 3 + (0.04 + 0.64 + 0.36) / 3
-    absolutes = (0.5 + 0.5) / 3 + (0.2 + 0.8 + 0.6) / 3
-    logits = np.log(p) + 7  # the softmax does not see a shift
-    assert CategoricalMSE()(np, logits, target) == pytest.approx(squares, rel=1e-12)
-    assert CategoricalMAE()(np, logits, target) == pytest.approx(absolutes, rel=1e-12)
-    assert CategoricalMSE(from_logits=False)(np, p, target) == pytest.approx(squares, rel=1e-12)
-    assert CategoricalMAE(from_logits=False)(np, p, target) == pytest.approx(absolutes, rel=1e-12)
-
-
-def test_probabilities_count_as_their_most_likely_class_and_errors_compare_them():
+def test_probabilities_count_as_their_most_likely_class():
     soft = 0.7 * np.eye(3)[TARGET] + 0.1
     for metric in (Accuracy(), TopKAccuracy(2), CategoricalHinge()):
         assert metric(np, SCORES, soft) == metric(np, SCORES, TARGET)
-    p = np.array([[0.5, 0.25, 0.25]])
-    target = np.array([[0.4, 0.6, 0.0]])
-    assert CategoricalMSE()(np, np.log(p), target) == pytest.approx(
-        (0.1**2 + 0.35**2 + 0.25**2) / 3, rel=1e-12
-    )
-    assert CategoricalMAE()(np, np.log(p), target) == pytest.approx(0.7 / 3, rel=1e-12)
 
 
 def test_regression_errors_are_means_over_the_outputs_of_a_sample():
@@ -288,8 +268,8 @@ def test_names_give_metrics_and_results_have_the_name_that_was_given():
     ("call", "words"),
     [
         (lambda: Accuracy()(np, SCORES, np.array([0, 1, 3, 0])), "got 3 for sample 2 of the batch"),
-        (lambda: CategoricalMSE()(np, SCORES, SCORES), "CategoricalMSE: probabilities .* sum of 6"),
-        (lambda: CategoricalMSE()(np, SCORES, TARGET[:3]), r"integer classes of shape \(4,\)"),
+        (lambda: Accuracy()(np, SCORES, SCORES), "Accuracy: probabilities .* sum of 6"),
+        (lambda: Accuracy()(np, SCORES, TARGET[:3]), r"integer classes of shape \(4,\)"),
         (lambda: RegressionMSE()(np, SCORES, SCORES[:2]), r"must have the shape \(4, 3\)"),
         (lambda: get_metric("top5_accuracy")(np, SCORES, TARGET), "number of classes 3, got 5"),
         (lambda: TopKAccuracy(0), "TopKAccuracy: k must be at least 1, got 0"),

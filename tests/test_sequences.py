@@ -5,7 +5,7 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy, Hinge
-from pydtnn.metrics import Accuracy, CategoricalMSE, Perplexity, TopKAccuracy, get_metric
+from pydtnn.metrics import Accuracy, CategoricalHinge, Perplexity, TopKAccuracy, get_metric
 from pydtnn.tools.testing import check_loss, check_metric
 from pydtnn.training.metric_sums import Totals
 
@@ -16,7 +16,7 @@ LOSSES = [
     CategoricalCrossEntropy(label_smoothing=0.1, class_weights=[1, 2, 1, 1, 0.5, 1, 3]),
     Hinge(),
 ]
-METRICS = [Accuracy(), TopKAccuracy(2), Perplexity(), CategoricalMSE()]
+METRICS = [Accuracy(), TopKAccuracy(2), Perplexity(), CategoricalHinge()]
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ A rule is a subclass with one method::
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +38,6 @@ from pydtnn.utils.validate import check_float, check_int
 
 Total = Callable[[Callable[[Array], Number]], Number]
 
-TINY = 2.0**-600
-"""Factor on gradients if the square of their norm overflows."""
-
 
 class Clipping:
     """Scale all gradients by ``min(1, limit / norm)``.
@@ -59,8 +55,7 @@ class Clipping:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._square: Number | None = None  # of the norm in multiples of 1 / `_unit`
-        self._unit = 1.0
+        self._square: Number | None = None  # of the norm
 
     def apply(
         self, backend: Backend, total: Total, grads: Sequence[Array], *, scales: bool
@@ -77,38 +72,19 @@ class Clipping:
         scales : bool
             Whether the last factor remains; otherwise 1 does.
         """
-        square, factors = _squared_norm(backend, total, 1.0), []
-        self._square, self._unit = square, 1.0
-        if isinstance(square, float) and square == math.inf:
-            tiny = _squared_norm(backend, total, TINY)
-            if isinstance(tiny, float) and tiny < math.inf:
-                self._square, self._unit = tiny, TINY
-                norm = math.sqrt(tiny)  # times TINY
-                factors = [TINY, self.limit / norm] if TINY * self.limit < norm else []
-        else:
-            factor = backend.update.clip_factor(square, self.limit)
-            factors = [] if isinstance(factor, float) and factor == 1 else [factor]
-        last = factors.pop() if scales and factors else 1.0
+        with np.errstate(over="ignore"):  # gradients stay as they are if it is infinite
+            self._square = square = total(backend.update.squared_norm)
+        factor = backend.update.clip_factor(square, self.limit)
+        if scales or (isinstance(factor, float) and factor == 1):
+            return factor
         for array in grads:
-            for factor in factors:  # one by one: the product of two may underflow
-                backend.update.scale(array, factor)
-        return last
+            backend.update.scale(array, factor)
+        return 1.0
 
     @property
     def norm(self) -> float | None:
         """Norm of the last gradients before clipping; None before the first."""
-        return None if self._square is None else float(self._square) ** 0.5 / self._unit
-
-
-def _squared_norm(backend: Backend, total: Total, unit: float) -> Number:
-    """Sum the squares of all gradients, each times `unit`, over the ranks."""
-
-    def square(g: Array) -> Number:
-        value: Number = backend.update.squared_norm(g if unit == 1 else g * unit)
-        return value
-
-    with np.errstate(over="ignore"):  # handled by `apply`
-        return total(square)
+        return None if self._square is None else float(self._square) ** 0.5
 
 
 Axes = tuple[str, ...]
@@ -325,9 +301,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         {"weight_decay": 0}}``. The first matching pattern applies.
     clip_norm : float, optional
         Gradients are scaled down if their global norm (of all parameters together) is above this.
-        On a CPU the norm of finite gradients is computed even if its square overflows. Gradients
-        that are not finite are not changed: the next loss is then not finite, and training stops
-        with the name of the layer.
+        If their square is not finite, they are not changed: the next loss is then not finite, and
+        training stops with the name of the layer.
 
     Attributes
     ----------

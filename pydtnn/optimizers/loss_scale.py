@@ -14,7 +14,6 @@ from typing import Any
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.utils.validate import check_float, check_int
 
 MIN_SCALE = 2.0**-24
 """The smallest float16: gradients that are infinite with this scale are infinite without it."""
@@ -31,13 +30,13 @@ class LossScale:
     ----------
     backend : Backend
     initial : float
-    growth, backoff : float
-        Factors above and below 1.
-    interval : int
-        Consecutive valid steps after which the scale is increased.
 
     Attributes
     ----------
+    growth, backoff : float
+        Class attributes: factors above and below 1.
+    interval : int
+        Class attribute: consecutive valid steps after which the scale is increased.
     scale, good : Array, shape (1,), float64
         The factor, and the number of consecutive steps with it.
     go : Array, shape (1,), float64
@@ -48,24 +47,13 @@ class LossScale:
     Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        initial: float = 2.0**16,
-        growth: float = 2.0,
-        backoff: float = 0.5,
-        interval: int = 2000,
-    ) -> None:
-        who = type(self).__name__
+    growth, backoff, interval = 2.0, 0.5, 2000
+
+    def __init__(self, backend: Backend, *, initial: float = 2.0**16) -> None:
         self.backend = backend
-        self.initial = check_float(who, "initial", initial, above=0)
-        self.growth = check_float(who, "growth", growth, above=1)
-        self.backoff = check_float(who, "backoff", backoff, above=0, below=1)
-        self.interval = check_int(who, "interval", interval, at_least=1)
         self.scale, self.good = (backend.zeros((1,), "float64") for _ in range(2))
         self.go = backend.zeros((1,), "float64") if backend.go is None else backend.go
-        self.scale[...] = self.initial
+        self.scale[...] = initial
         self.go[...] = 1
 
     def loss(self, scale: Number) -> Number:

@@ -191,7 +191,7 @@ def test_a_model_learns_from_mixed_samples(rng, loss):
     x = rng.normal(size=(120, 4, 4, 1)) + 2 * np.eye(16)[y].reshape(-1, 4, 4, 1)
     data = ArrayDataset(x, y)
     model = Model(Sequential(Flatten(), Linear(16), ReLU(), Linear(3)), (4, 4, 1), backend="cpu")
-    metrics = ["accuracy", "top2_accuracy", "categorical_mse", "categorical_hinge"]
+    metrics = ["accuracy", "top2_accuracy", "regression_mse", "categorical_hinge"]
     trainer = Trainer(model, SGD(0.05, momentum=0.9), loss=loss, metrics=metrics, progress=False)
     history = trainer.fit(data, data, epochs=15, batch_size=20, mix=[Mixup(0.3), CutMix(0.3)])
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]

@@ -39,7 +39,7 @@ OWN = {"augment": (HorizontalFlip(), Brighter())}
 MIXED = AUGMENT | {"mix": [Mixup(0.3), CutMix()]}
 """Whose probabilities are targets of the captured loss."""
 
-METRICS = ["accuracy", "categorical_mae"]
+METRICS = ["accuracy", "regression_mae"]
 
 
 @each(

@@ -39,7 +39,8 @@ def test_the_loss_is_multiplied_and_gradients_are_divided(backend):
 
 
 def test_the_scale_shrinks_at_once_and_grows_after_many_good_steps(backend):
-    scale = LossScale(backend, initial=8, interval=3, growth=4, backoff=0.5)
+    scale = LossScale(backend, initial=8)
+    scale.interval, scale.growth = 3, 4.0
     scales, flags = [], []
     for gradient in (1, np.inf, 1, 1, np.nan, 1, 1, 1, 1):
         step(scale, [gradient])
@@ -56,12 +57,6 @@ def test_a_scale_that_has_shrunk_to_nothing_is_told():
         step(scale, [np.nan])
         told.append(scale.lost)
     assert told == [False] * 4 + [True] * 2
-
-
-@each(("name", "value"), [("initial", 0), ("growth", 1.0), ("backoff", 1.0), ("interval", 0)])
-def test_numbers_that_make_no_sense_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"LossScale: {name} must be"):
-        LossScale(NUMPY, **{name: value})
 
 
 def gradients(backend: Backend, dtype: str, factor: float, scale: LossScale | None) -> np.ndarray:

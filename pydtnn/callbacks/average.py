@@ -17,7 +17,7 @@ from pydtnn.parallel.sums import average
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.capabilities import why_not
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.validate import check_bool, check_float, check_int
+from pydtnn.utils.validate import check_float, check_int
 
 AVERAGE, TRAINED = "average", "trained"
 
@@ -34,8 +34,10 @@ class ExponentialMovingAverage(Callback):
     ones. Running statistics of batch norm are averaged in the same way. Training continues with the
     parameters themselves; a 16-bit model averages its float32 master weights.
 
-    Validation and `BestWeights` use the average (`evaluate`), and when training ends it takes the
-    place of the model's parameters (`final`). Their order among the callbacks does not matter. A
+    Validation and `BestWeights` use the average, and when training ends it takes the place of the
+    model's parameters. A further `fit` continues from the trained parameters, unless the model's
+    parameters, or which are frozen, have been changed in between: then it starts a new average.
+    Their order among the callbacks does not matter. A
     checkpoint contains both the parameters and the average, and gives the same bytes when training
     is resumed; its `Checkpointer` follows this callback, as it follows all callbacks with state.
 
@@ -43,12 +45,6 @@ class ExponentialMovingAverage(Callback):
     ----------
     decay : float
         Weight of the previous average; 0.999 averages about the last 1000 updates.
-    evaluate : bool
-        Whether validation and best weights during training use the average.
-    final : bool
-        Whether the model has the average at the end of `fit`. A further `fit` continues from the
-        trained parameters, unless the model's parameters, or which are frozen, have been changed in
-        between: then it starts a new average.
 
     Attributes
     ----------
@@ -70,11 +66,8 @@ class ExponentialMovingAverage(Callback):
 
     reads_gradients = False
 
-    def __init__(self, decay: float = 0.999, *, evaluate: bool = True, final: bool = True) -> None:
-        who = type(self).__name__
-        self.decay = check_float(who, "decay", decay, at_least=0, below=1)
-        self.evaluate = check_bool(who, "evaluate", evaluate)
-        self.final = check_bool(who, "final", final)
+    def __init__(self, decay: float = 0.999) -> None:
+        self.decay = check_float(type(self).__name__, "decay", decay, at_least=0, below=1)
         self.updates = 0
         self._trainer: Training | None = None
         self._buckets: tuple[Bucket, ...] = ()
@@ -115,17 +108,16 @@ class ExponentialMovingAverage(Callback):
 
     def on_fit_end(self, trainer: Training) -> None:
         """Replace the model's parameters by the average. Collective: all ranks call it."""
-        if self.final and self.updates:
+        if self.updates:
             self._share_statistics()
             self._put_in()
 
     @contextlib.contextmanager
     def evaluated(self, trainer: Training) -> Iterator[None]:
         """Context in which the model has the average. Collective: all ranks call it."""
-        used = self._active and self.evaluate
-        if used:
+        if self._active:
             self._bind(trainer)
-        if not used or not self.updates or self._trained is not None:
+        if not self._active or not self.updates or self._trained is not None:
             yield
             return
         self._share_statistics()

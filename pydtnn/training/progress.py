@@ -284,12 +284,6 @@ def create_progress(progress: str | bool) -> list[Callback]:
     return [ProgressBar(style=progress)]
 
 
-def with_progress(own: list[Callback], callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return callbacks after a trainer's own progress bar, unless they include one."""
-    shown = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    return [*([] if shown else own), *callbacks]
-
-
 def format_logs(logs: Mapping[str, float]) -> str:
     """Return the values of a log in one line.
 

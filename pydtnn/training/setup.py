@@ -231,17 +231,13 @@ def create_setup(
     objective: Objective,
     exchange: GradientExchange | None,
     mesh: Mesh | None,
-    *,
-    sync_batch_norm: bool,
-    accumulation: int,
-    micro_batches: int | None,
-    schedule: Schedule,
     observer: Observer | None,
+    **options: Any,
 ) -> Setup:
-    """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
-    check_int("Trainer", "accumulation", accumulation, at_least=1)
-    if micro_batches is not None:
-        check_int("Trainer", "micro_batches", micro_batches, at_least=1)
+    """Return the parts of a run, with the default mesh and scheme: see `Setup` and `Trainer`."""
+    for name in ("accumulation", "micro_batches"):
+        if options[name] is not None:
+            check_int("Trainer", name, options[name], at_least=1)
     mesh = choose_mesh(model, mesh)
     model.cut_outputs = mesh is not None and objective.cut(model.output_nodes, mesh)
     objective.unread = model.unread_outputs or objective.unread  # which other stages only evaluate
@@ -253,19 +249,8 @@ def create_setup(
     virtual = clock.virtual()
     if isinstance(virtual, Observer):  # first, since others may read a clock that it advances
         observer = combine([virtual, *filter(None, [observer])])
-    return Setup(
-        model,
-        optimizer,
-        exchange,
-        objective,
-        loss_scale,
-        sync_batch_norm,
-        mesh,
-        accumulation,
-        micro_batches,
-        schedule,
-        observer,
-    )
+    parts = model, optimizer, exchange, objective, loss_scale
+    return Setup(*parts, mesh=mesh, observer=observer, **options)
 
 
 def may_use_up(setup: Setup) -> bool:

@@ -34,14 +34,14 @@ from pydtnn.training.callback import (
     training_seconds,
 )
 from pydtnn.training.checks import last_epoch, refuse
-from pydtnn.training.equality import compare_ranks, create_check, with_check
+from pydtnn.training.equality import CheckEqual, create_check
 from pydtnn.training.examination import check_loaded
 from pydtnn.training.logs import History, Logs
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import NotFiniteError, not_finite
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.preparation import autotune, prepare, read_position, start_equal
-from pydtnn.training.progress import create_progress, with_progress
+from pydtnn.training.progress import create_progress
 from pydtnn.training.setup import (
     Setup,
     bind_optimizer,
@@ -199,11 +199,11 @@ class Trainer(SuggestsNames):
             self.objective,
             exchange,
             mesh,
+            combine(observers),
             sync_batch_norm=sync_batch_norm,
             accumulation=accumulation,
             micro_batches=micro_batches,
             schedule=model.schedule if pipeline_schedule is None else find(pipeline_schedule),
-            observer=combine(observers),
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
         self.comm = self.setup.comm
@@ -307,32 +307,26 @@ class Trainer(SuggestsNames):
         ranks = self.exchange.comm.size
         within = collective(self.comm, "Trainer.fit")
         with within, self.setup.observed(), self.setup.interruptible():
-            return self._fit(
-                train,
-                validation,
-                batch_size=samples_of_step(train, ranks, batch_size, global_batch_size),
-                epochs=epochs,
-                loader_threads=loader_threads,
-                seed=seed,
-                augment=augment,
-                mix=mix,
-                targets=targets,
-                steps_per_epoch=steps_per_epoch,
-                drop_last=check_bool("Trainer", "drop_last", drop_last),
-            )
+            with self.setup.phase("start"):
+                take_over(self)
+                loader = self._start(
+                    train,
+                    validation,
+                    batch_size=samples_of_step(train, ranks, batch_size, global_batch_size),
+                    epochs=epochs,
+                    loader_threads=loader_threads,
+                    seed=seed,
+                    augment=augment,
+                    mix=mix,
+                    targets=targets,
+                    steps_per_epoch=steps_per_epoch,
+                    drop_last=check_bool("Trainer", "drop_last", drop_last),
+                )
+            self._run(loader, validation, epochs, seed)
+        return self.history
 
-    def _fit(
-        self,
-        train: Dataset,
-        validation: Dataset | None,
-        *,
-        epochs: int,
-        seed: int,
-        **options: Any,
-    ) -> History:
-        with self.setup.phase("start"):
-            take_over(self)
-            loader = self._start(train, validation, epochs=epochs, seed=seed, **options)
+    def _run(self, loader: Loader, validation: Dataset | None, epochs: int, seed: int) -> None:
+        """Train until epochs are complete."""
         try:
             self._notify("on_fit_start", epochs, len(loader))
             self._notify("on_fit_ready", epochs, len(loader))
@@ -354,7 +348,6 @@ class Trainer(SuggestsNames):
             self._validation = None
             for callback in self._all_callbacks():
                 callback.close()
-        return self.history
 
     def _ends(self, epochs: int) -> bool:
         """Return whether training is over, as any rank may `stop` it. Collective."""
@@ -466,7 +459,9 @@ class Trainer(SuggestsNames):
             On all ranks, if they differ.
         """
         with collective(self.comm, "Trainer.compare_ranks", nested=True):
-            compare_ranks(self, self._all_callbacks())
+            for callback in self._all_callbacks():
+                if isinstance(callback, CheckEqual):
+                    callback.compare(self)
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, step, history and the current epoch's sums.
@@ -684,7 +679,12 @@ class Trainer(SuggestsNames):
             self.seconds[what] += clock.now() - start
 
     def _all_callbacks(self) -> list[Callback]:
-        return with_check(self._check, with_progress(self._progress, self.callbacks))
+        """Return the callbacks after a progress bar and before a check, unless they include one."""
+
+        def missing(own: list[Callback]) -> list[Callback]:
+            return [] if any(isinstance(c, type(o)) for c in self.callbacks for o in own) else own
+
+        return [*missing(self._progress), *self.callbacks, *missing(self._check)]
 
     def save(self, path: str | Path) -> None:
         """Write the model to a folder, such as "digits.pydtnn", for `pydtnn.load`.

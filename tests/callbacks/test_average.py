@@ -88,13 +88,6 @@ def test_validation_and_best_weights_are_those_of_the_average(tmp_path):
     assert checksums(best.state()) == checksums(after_epochs[index])
 
 
-def test_with_neither_option_evaluation_and_the_end_are_those_of_the_parameters():
-    plain = small_trainer()
-    trainer = small_trainer(None, EMA(0.9, evaluate=False, final=False))
-    assert small_fit(trainer) == small_fit(plain)
-    assert checksums(trainer.model.state()) == checksums(plain.model.state())
-
-
 def test_weights_that_are_loaded_after_an_evaluation_are_those_that_are_averaged():
     first, second = (small_trainer(None, EMA(0.9)) for _ in range(2))
     first.evaluate(small_data()[1])

@@ -376,22 +376,3 @@ def create_check(every: int | None, setup: Setup) -> list[Callback]:
     if every == 0 or setup.comm.size == 1 or not setup.exchange.equal:
         return []
     return [CheckEqual(DEFAULT_PERIOD if every is None else every)]
-
-
-def with_check(own: Sequence[Callback], callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return callbacks before a trainer's own check, unless they include one."""
-    checked = any(isinstance(callback, CheckEqual) for callback in callbacks)
-    return [*callbacks, *(() if checked else own)]
-
-
-def compare_ranks(trainer: Training, callbacks: Sequence[Callback]) -> None:
-    """Compare the ranks now, if one of the callbacks does. Collective: all ranks call it.
-
-    Raises
-    ------
-    AgreedError
-        On all ranks, if they differ.
-    """
-    for callback in callbacks:
-        if isinstance(callback, CheckEqual):
-            callback.compare(trainer)

@@ -133,7 +133,6 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
         comm.supervise(supervision)
     watch = SignalWatch(
         leave,
-        leave,
         act=report_signal,
         orderly=supervision.last_step,
         report=supervision.request_table,

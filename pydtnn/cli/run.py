@@ -106,7 +106,7 @@ def _attempt(
     before = None if survival is None else survival.job
     cupy = _configure(config, comm)
     comm, threads = _communicate(config, comm, cupy)
-    _fetch(config, comm, again=survival is not None and survival.again)
+    _fetch(config, comm, again=survival is not None and bool(survival.failures))
     config = _choose_strategy(config, comm, threads)
     mesh = together(comm, create_mesh, config.parallel, comm)
     known = None if survival is None else survival.directory

@@ -11,6 +11,7 @@ from typing import Any
 from pydtnn.callbacks import Callback
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
+from pydtnn.comm.remaining import on_remaining
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.pipeline import is_possible
@@ -20,7 +21,7 @@ from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import RecoveryState, Saved, restore
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.collective import name_ranks
-from pydtnn.utils.errors import RankFailure, TooFewRanksError
+from pydtnn.utils.errors import TooFewRanksError
 from pydtnn.utils.interval import parse_interval
 from pydtnn.utils.observer import phase
 from pydtnn.utils.units import parse_quantity
@@ -93,13 +94,10 @@ class Continuation:
     lost_steps: int = 0
 
     def __str__(self) -> str:
-        parts = {
-            "detection": self.detection,
-            "agreement": self.agreement,
-            "rebuilding": self.rebuilding,
-            "first step": self.next_step,
-        }
-        times = ", ".join(f"{name} {t:.3f} s" for name, t in parts.items() if t is not None)
+        names = "detection", "agreement", "rebuilding", "first step"
+        parts = self.detection, self.agreement, self.rebuilding, self.next_step
+        known = [(name, t) for name, t in zip(names, parts, strict=True) if t is not None]
+        times = ", ".join(f"{name} {t:.3f} s" for name, t in known)
         failed = f"{name_ranks(self.ranks)} {'have' if len(self.ranks) > 1 else 'has'} failed"
         others = f"{self.remaining} rank{'s' * (self.remaining > 1)}"
         continues = "continue" if self.remaining > 1 else "continues"
@@ -157,11 +155,6 @@ class Survival(Callback):
             return self.launched
         return without_shard(read_axes(self._parallel))[0]["data"]
 
-    @property
-    def again(self) -> bool:
-        """Whether ranks have failed before."""
-        return bool(self.failures)
-
     def recover(self, comm: Communicator) -> Communicator:
         """Return the group of the ranks that remain, which then have the same state.
 
@@ -174,19 +167,15 @@ class Survival(Callback):
     def _recover(self, comm: Communicator) -> Communicator:
         noticed, at = time.monotonic(), datetime.now().astimezone().isoformat(timespec="seconds")
         before, supervision = [*comm.members], comm.supervision
-        while True:
-            comm = by_rule(without_rule(comm).shrink())
-            try:
-                self.saved = self.memory.agree(comm)
-                ranks = sorted({*before} - {*comm.members})
-                failed = [supervision.failed_at(rank) for rank in ranks] if supervision else []
-                late = [noticed - when for when in failed if when is not None]
-                detections = comm.gather_object(max(0.0, min(late)) if late else None)
-            except (Exception, RankFailure) as error:
-                if isinstance(error, RankFailure) or comm.lost_ranks():
-                    continue
-                raise
-            break
+
+        def agree(group: Communicator) -> tuple[list[int], list[float | None]]:
+            self.saved = self.memory.agree(group)
+            ranks = sorted({*before} - {*group.members})
+            failed = [supervision.failed_at(rank) for rank in ranks] if supervision else []
+            late = [noticed - when for when in failed if when is not None]
+            return ranks, group.gather_object(max(0.0, min(late)) if late else None)
+
+        comm, (ranks, detections) = on_remaining(by_rule(without_rule(comm).shrink()), agree)
         known = [seconds for seconds in detections if seconds is not None]
         epoch, step = (0, 0) if self.saved is None else self.saved.position[:2]
         self._since = time.monotonic()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import mmap
 import os
 import re
 import secrets
@@ -29,12 +28,12 @@ from types import FrameType, TracebackType
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import MessageSocket, addresses, line, listen
-from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, LOST_STATUS, Facts
+from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FORWARDING_S, LOST_STATUS, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
-from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
+from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot, slots_in
 from pydtnn.comm.signals import SignalWatch, describe_signal
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
-from pydtnn.utils.errors import AgreedError, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, describe, requested_traceback, write_error
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, local_ranks, survives
 from pydtnn.utils.terminal import is_proxy, launcher_of
 
@@ -76,13 +75,12 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
     if started is not None:
         started.send(facts, links)
     file = connection = None
-    memory, places = memoryview(bytearray(SLOT)), 1
+    slots = [Slot(memoryview(bytearray(SLOT)))]
     if folder is not None:
         file = os.open(os.path.join(folder, _SLOTS), os.O_WRONLY | os.O_APPEND)
-        memory, places = _share(folder, comm), comm.local_size
+        slots = _share(folder, comm)
         connection = _connect(folder, comm.rank) if several else None
-    slots = [Slot(memory, place) for place in range(places)]
-    place = comm.local_rank if places > 1 else 0
+    place = comm.local_rank if len(slots) > 1 else 0
     slots[place].clear(comm.rank, DEFAULT_TIMEOUT_S)
     slots[place].words[SURVIVES] = survives()  # until it is known whether the run does
     if connection is not None:
@@ -171,11 +169,10 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     slots = os.open(os.path.join(folder, _SLOTS), os.O_RDWR)
     numbers = listener.fileno(), slots
     starting = starting or {}
-    pairs = ",".join(f"{one}:{rank}" for one, rank in starting.items())
     own, control = socket.socketpair()
     root = os.path.dirname(os.path.dirname(__file__))
-    facts = *numbers, ranks * SLOT, ranks, of, launcher_of(os.getppid()), pairs
-    program = [sys.executable, "-I", "-S", process.__file__, *map(str, facts), root]
+    known = *numbers, ranks * SLOT, ranks, of, launcher_of(os.getppid()), [*starting.items()]
+    program = [sys.executable, "-I", "-S", process.__file__, json.dumps(known), root]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)
     try:
         with listener, control:
@@ -211,10 +208,10 @@ def _make_folder(ranks: int) -> str | None:
     return None
 
 
-def _share(folder: str, comm: Communicator) -> memoryview:
-    """Return the memory with the slots of the ranks of the host."""
+def _share(folder: str, comm: Communicator) -> list[Slot]:
+    """Return the slots of the ranks of the host."""
     with open(os.path.join(folder, _SLOTS), "r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), comm.local_size * SLOT))
+        return slots_in(file.fileno(), comm.local_size)
 
 
 def _memory_files() -> list[str]:
@@ -267,9 +264,6 @@ _FIRST_FAILURE_S = 1.0
 
 _ABORT_TIMEOUT_S = 5.0
 """Seconds allowed for describing an error and aborting; then the process exits on its own."""
-
-FORWARDING_S = 0.3
-"""Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
 def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -> FailureHooks:
@@ -344,16 +338,13 @@ class FailureHooks:
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
         if self.comm.size > 1 and threading.current_thread() is threading.main_thread():
-            leave = _defer_to_signal_thread
-            always = (signal.SIGINT, signal.SIGTERM)  # even if the launcher ignores them
             self._signals = SignalWatch(
-                leave,
-                leave,
+                _defer_to_signal_thread,
                 self._end_by_signal,
-                always,
                 self.supervision.last_step,
                 self.supervision.request_table,
-                _ABORT_TIMEOUT_S,  # the others would wait if it ended without an abort
+                always=(signal.SIGINT, signal.SIGTERM),  # even if the launcher ignores them
+                grace=_ABORT_TIMEOUT_S,  # the others would wait if it ended without an abort
             )
 
     def _withdraw(self) -> None:
@@ -461,8 +452,7 @@ def _defer_to_signal_thread(number: int, frame: FrameType | None) -> None:
 
 
 def _print(text: str) -> None:
-    """Write in one piece, so that lines of ranks do not mix; ignore errors of the stream."""
+    """Write after what has been printed; ignore errors of the stream."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="replace"))
+    write_error(text)

@@ -25,7 +25,6 @@ from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import (
-    FORWARDING_S,
     FailureHooks,
     Started,
     end_all_ranks_on_error,
@@ -33,6 +32,7 @@ from pydtnn.comm.failure import (
     watched,
     watched_failure,
 )
+from pydtnn.comm.monitor.monitor import FORWARDING_S
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.comm.thread import wrong_length
 from pydtnn.comm.traffic import Traffic
@@ -40,7 +40,7 @@ from pydtnn.comm.ulfm import all_succeeded, complete_all, create_together, is_fa
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
 from pydtnn.utils.collective import call_difference
-from pydtnn.utils.errors import AgreedError, RankFailure, describe
+from pydtnn.utils.errors import AgreedError, RankFailure, describe, write_error
 from pydtnn.utils.launcher import launched_ranks, local_ranks, survives
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
@@ -100,7 +100,7 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
                 root = _create_root(mpi, started)
             except Exception as error:
                 if not survives():  # the others wait for this rank
-                    os.write(2, f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n".encode())
+                    write_error(f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n")
                     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH would add a line
                     time.sleep(FORWARDING_S)
                     mpi.COMM_WORLD.Abort(1)

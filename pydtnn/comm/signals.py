@@ -54,19 +54,17 @@ class SignalWatch:
     Parameters
     ----------
     handler : callable
-        Python handler of SIGTERM and SIGHUP, called in the main thread when that is possible.
-    interrupt : callable, optional
-        Python handler of SIGINT; by default Python's own, which raises KeyboardInterrupt.
+        Python handler of the signals, called in the main thread when that is possible.
     act : callable
         Called with the number of the first signal, at once and in a separate thread.
-    always : collection of int
-        Signals that are handled even if they are ignored.
-    orderly : LastStep, optional
+    orderly : LastStep
         Ends the run after its step on the first SIGINT or SIGTERM, if that is possible. Then `act`
         is called on the second signal, or when the step is overdue.
-    report : callable, optional
-        Called when SIGUSR1 arrives, in a separate thread; without it, SIGUSR1 is not handled. If it
-        also means the end of the job, the run then ends after its step.
+    report : callable
+        Called when SIGUSR1 arrives, in a separate thread. If it also means the end of the job, the
+        run then ends after its step.
+    always : collection of int
+        Signals that are handled even if they are ignored.
     grace : float
         Seconds that the run may take to end after the first signal.
     """
@@ -74,26 +72,22 @@ class SignalWatch:
     def __init__(
         self,
         handler: Handler,
-        interrupt: Handler = signal.default_int_handler,
-        act: Callable[[int], None] = lambda number: None,
+        act: Callable[[int], None],
+        orderly: LastStep,
+        report: Callable[[], None],
         always: Collection[int] = (),
-        orderly: LastStep | None = None,
-        report: Callable[[], None] | None = None,
         grace: float = GRACE,
     ) -> None:
-        self._act = act
-        self._orderly = orderly or LastStep()
-        self._report, self._grace = report, grace
+        self._act, self._orderly, self._report, self._grace = act, orderly, report, grace
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._former = {
-            number: signal.signal(number, interrupt if number == signal.SIGINT else handler)
+            number: signal.signal(number, handler)
             for number in SIGNALS
             if number in always or signal.getsignal(number) is not signal.SIG_IGN
         }
-        if report is not None:
-            self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _continue)
-            signal.siginterrupt(signal.SIGUSR1, False)
+        self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _continue)
+        signal.siginterrupt(signal.SIGUSR1, False)
         self._pipe_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         name = f"{WATCHER}-signals"
         self._thread = threading.Thread(target=self._watch, args=(reader,), daemon=True, name=name)
@@ -142,7 +136,7 @@ class SignalWatch:
             if not select.select([pipe], [], [], left)[0]:
                 return None
             number = pipe.read(1)[0]
-            if number == signal.SIGUSR1 and self._report is not None:
+            if number == signal.SIGUSR1:
                 self._report()
                 if self._orderly.preempted():
                     return int(number)

@@ -31,6 +31,7 @@ from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.monitor.state import LEFT, RunState, WatchedRun
 from pydtnn.comm.monitor.table import INTERVAL_S, RankRow, Watched, sentence, table
 from pydtnn.utils._recorder import Course, Lane, Shared
+from pydtnn.utils.errors import write_error
 from pydtnn.utils.observer import Observer
 
 MAX_CALLS_SHOWN = 8
@@ -393,7 +394,7 @@ class Supervision:
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
         if self._run.state is RunState.RUNNING or not self._send("table"):
-            os.write(2, f"stack of rank {self.slot.rank}:\n{stacks()}".encode())
+            write_error(f"stack of rank {self.slot.rank}:\n{stacks()}")
             self._write_flight("on request")
 
     def leave(self) -> None:
@@ -563,12 +564,11 @@ class Supervision:
         self.last_step.abandon()
         if self._place in self._watched.running()[:1]:  # the others would say the same
             verb = "" if why.startswith(("has", "does")) else "is "
-            text = (
+            write_error(
                 f"warning: the monitor process of {self._host} {verb}{why}: from now on each "
                 "rank ends the run itself if it waits longer than --timeout, and a signal ends it "
                 "at once, without a checkpoint\n"
             )
-            os.write(2, text.encode())
 
     def _expire(self, rows: Sequence[RankRow]) -> None:
         """End all ranks, as the process would."""

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import find_ranks
 from pydtnn.comm.monitor.state import FAILED, LOST, RunState, WatchedRun
-from pydtnn.utils.errors import RankFailure
+from pydtnn.utils.errors import RankFailure, write_error
 from pydtnn.utils.launcher import local_ranks, survives
 from pydtnn.utils.request import Request
 
@@ -186,8 +186,8 @@ def _watch(own: int, started: int, timeout: float) -> None:
         for rank, file in frozen.items():
             stopped[rank] += passed
             if first and stopped[rank] > timeout and run.on(LOST):
-                _report(
-                    f"no progress for {timeout:g} s (--timeout): rank {rank} is stopped; killed"
+                write_error(
+                    f"no progress for {timeout:g} s (--timeout): rank {rank} is stopped; killed\n"
                 )
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(file, signal.SIGKILL)
@@ -201,7 +201,7 @@ def _watch(own: int, started: int, timeout: float) -> None:
             if late:
                 text = f"no progress for {waited:.0f} s (--timeout): not all ranks have started"
             if first:
-                _report(f"{text}; start again")
+                write_error(f"{text}; start again\n")
             time.sleep(3 * _INTERVAL_S)  # until all have noticed it, before more ranks end
             os.kill(own, _END)
             # Where ranks of other hosts do not end, the launcher waits for them.
@@ -218,7 +218,3 @@ def _is_stopped(file: int) -> bool:
     with open(f"/proc/self/fdinfo/{file}") as facts:
         number = re.search(r"^Pid:\s*(-?[0-9]+)$", facts.read(), re.M)
     return number is not None and condition_of(int(number[1])).why.startswith("stopped")
-
-
-def _report(text: str) -> None:
-    os.write(2, f"{text}\n".encode())

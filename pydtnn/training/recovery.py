@@ -9,15 +9,14 @@ the step or epoch are called by the trainer that continues (`Trainer.pending`).
 
 Otherwise (networks that are cut, sharded optimizers, residuals, ranks that train independently)
 every rank keeps a snapshot, at an interval of steps: the whole arrays of what ranks have parts of,
-and its own of what differs between ranks. Of the latter it also has that of another rank, its
-partner, on another host if there are several. All remaining ranks return to the last snapshot that
-all of them have; what a failed rank had alone is merged into the state of the rank with the copy.
+and its own of what differs between ranks. All remaining ranks return to the last snapshot that all
+of them have; what a failed rank had alone is lost.
 """
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,19 +71,22 @@ def position_of(trainer: Trainer) -> Position:
     return trainer.epoch, trainer.step, pending is None, 0 if pending is None else pending[1]
 
 
-def capture(trainer: Trainer) -> Saved:
-    """Return the state of a trainer that is not used any more. It sends no message."""
-    trainer.exchange.comm = Serial()  # what is averaged are the values of this rank alone
-    trainer.exchange.in_flight.forget()  # messages of the group that has failed never arrive
-    states = {name: part.state() for name, part in parts_of(trainer).items()}
+def _saved(trainer: Trainer, states: dict[str, State]) -> Saved:
     return Saved(
         position_of(trainer),
         {name: state for name, state in states.items() if state},
         trainer.pending,
         trainer.logs,
-        trainer.losses,
+        [*trainer.losses],
         trainer.samples_seen,
     )
+
+
+def capture(trainer: Trainer) -> Saved:
+    """Return the state of a trainer that is not used any more. It sends no message."""
+    trainer.exchange.comm = Serial()  # what is averaged are the values of this rank alone
+    trainer.exchange.in_flight.forget()  # messages of the group that has failed never arrive
+    return _saved(trainer, {name: part.state() for name, part in parts_of(trainer).items()})
 
 
 def restore(trainer: Trainer, saved: Saved) -> None:
@@ -113,17 +115,11 @@ class Snapshot:
         All ranks, by their first numbers.
     iterations : int
         Updates made.
-    partner : int
-        First number of the rank of which this one has a copy.
-    copy : dict of str to dict
-        What only that rank has.
     """
 
     saved: Saved
     members: tuple[int, ...]
     iterations: int
-    partner: int
-    copy: dict[str, State]
 
     @property
     def key(self) -> tuple[Position, tuple[int, ...]]:
@@ -132,80 +128,19 @@ class Snapshot:
 
 
 def take_snapshot(trainer: Trainer) -> Snapshot:
-    """Copy the state of this rank and of its partner. Collective: all ranks call it."""
-    comm, whole = trainer.comm, trainer.model.whole
+    """Copy the state of this rank. Collective: all ranks call it."""
     states: dict[str, State] = {}
     gather_parameters(trainer.exchange)
     for name, part in parts_of(trainer).items():
         state = part.state()
-        states[name] = state if name in ("model", "exchange") else whole.gather(state)
-    states = {
-        name: {key: np.array(v) if isinstance(v, np.ndarray) else v for key, v in state.items()}
-        for name, state in states.items()
-        if state
-    }
-    saved = Saved(
-        position_of(trainer),
-        states,
-        trainer.pending,
-        trainer.logs,
-        [*trainer.losses],
-        trainer.samples_seen,
-    )
-    names = ("exchange",) if trainer.exchange.equal else ("model", "optimizer", "exchange")
-    own = {name: states[name] for name in names if name in states}
-    # Ranks of a host follow each other: so many places further is another host.
-    shift = max(map(comm.hosts.count, {*comm.hosts})) % comm.size if comm.size > 1 else 0
-    shift = shift or min(1, comm.size - 1)
-    copy = _send_round(comm, pickle.dumps(own, pickle.HIGHEST_PROTOCOL), shift)
-    partner = comm.members[(comm.rank - shift) % comm.size]
-    iterations = trainer.optimizer.iterations
-    return Snapshot(saved, tuple(comm.members), iterations, partner, pickle.loads(copy))
-
-
-def _send_round(comm: Communicator, data: bytes, shift: int) -> bytes:
-    """Send data to the rank `shift` places further; return those of the rank as far before."""
-    lengths = comm.gather_object(len(data))
-    if comm.size == 1:
-        return data
-    source = (comm.rank - shift) % comm.size
-    out, into = np.frombuffer(data, np.uint8).copy(), np.empty(lengths[source], np.uint8)
-    received = comm.irecv(into, source, _TAG)
-    comm.isend(out, (comm.rank + shift) % comm.size, _TAG).wait()
-    received.wait()
-    return into.tobytes()
-
-
-_TAG = (1 << 15) - 1
-"""Tag of copies, which are sent between steps."""
-
-SAMPLES, ERROR = "samples", "error/"
-
-
-def merge(own: dict[str, State], lost: dict[str, State], *, equal: bool) -> dict[str, State]:
-    """Return the state of a rank with that of a rank that has failed.
-
-    Compression errors are added: what has not been sent is owed to the sum. Where ranks train with
-    different parameters, these are averaged, as are the arrays of the optimizer, weighted by the
-    samples since ranks have last averaged: the next average is then that of all ranks.
-    """
-    weights = [float(states.get("exchange", {}).get(SAMPLES, 0)) for states in (own, lost)]
-    total = sum(weights)
-    share = weights[0] / total if total else 0.5
-    result = dict(own)
-    for part, state in lost.items():
-        mine = result[part] = dict(own.get(part, {}))
-        for name, theirs in state.items():
-            before = mine.get(name)
-            if name == SAMPLES:
-                mine[name] = int(total)
-            elif not isinstance(before, np.ndarray) or before.dtype.kind != "f":
-                continue
-            elif name.startswith(ERROR):
-                mine[name] = before + theirs
-            elif not equal:
-                mine[name] = (share * before + (1 - share) * theirs).astype(before.dtype)
-    return result
+        if name not in ("model", "exchange"):
+            state = trainer.model.whole.gather(state)
+        states[name] = {
+            key: np.array(value) if isinstance(value, np.ndarray) else value
+            for key, value in state.items()
+        }
+    members, iterations = tuple(trainer.comm.members), trainer.optimizer.iterations
+    return Snapshot(_saved(trainer, states), members, iterations)
 
 
 class RecoveryState:
@@ -236,7 +171,7 @@ class RecoveryState:
         self.snapshots: list[Snapshot] = []
         self.lost_steps = 0
         self._interval, self._mtbf = interval, mtbf
-        self._equal, self._iterations = True, 0
+        self._iterations = 0
         self._timer: Timer | None = None
 
     def begin(self, trainer: Trainer) -> None:
@@ -245,7 +180,6 @@ class RecoveryState:
         if is_replicated(trainer):
             self.trainer, self.saved, self.snapshots = trainer, None, []
         else:
-            self._equal = trainer.exchange.equal
             if self._interval.steps is None:
                 self._timer = Timer(self._interval.seconds, self._mtbf)
             self._take(trainer)
@@ -267,25 +201,20 @@ class RecoveryState:
         if self._timer is not None:
             self._timer.restart(clock.now() - begin)
 
-    @property
-    def position(self) -> Position | None:
-        """How far this rank is; None before training has begun."""
-        if self.trainer is not None:
-            return position_of(self.trainer)
-        return None if self.saved is None else self.saved.position
-
     def agree(self, comm: Communicator) -> Saved | None:
         """Return the state to continue from; None to begin again.
 
         Collective: all remaining ranks call it. If further ranks fail meanwhile, it can be called
         again on another communicator.
         """
+        position = None if self.saved is None else self.saved.position  # None: before training
         if self.trainer is not None:
+            position = position_of(self.trainer)
             self._iterations = self.trainer.optimizer.iterations
         if any(comm.gather_object(bool(self.snapshots))):
             return self._return_to_snapshot(comm)
         self.lost_steps = 0
-        positions = comm.gather_object(self.position)
+        positions = comm.gather_object(position)
         known = [position for position in positions if position is not None]
         if not known:
             return None
@@ -310,12 +239,8 @@ class RecoveryState:
             return None
         found = own[max(common)]
         self.lost_steps = completed - found.iterations
-        saved = found.saved
-        if found.partner not in comm.members and found.partner in found.members:
-            states = merge(saved.states, found.copy, equal=self._equal)
-            saved = replace(saved, states=states)
-        self.saved = saved
-        return saved
+        self.saved = found.saved
+        return self.saved
 
 
 def _broadcast(comm: Communicator, data: bytes, root: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from collections.abc import Sequence
@@ -156,6 +157,12 @@ def requested_traceback(error: BaseException) -> str:
     if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
         return ""
     return printable("".join(traceback.format_exception(error)))
+
+
+def write_error(text: str) -> None:
+    """Write to the standard error in one piece, so that lines of ranks do not mix, if possible."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
 
 
 def printable(text: str) -> str:

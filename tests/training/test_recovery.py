@@ -24,7 +24,7 @@ from pydtnn.saving.weights import decode
 from pydtnn.tools.tracing import build_timeline, read_traces
 from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.recovery import RecoveryState, capture, merge
+from pydtnn.training.recovery import RecoveryState, capture
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 from pydtnn.utils.interval import parse_interval
 from tests.small_training import small_fit, small_trainer
@@ -158,7 +158,7 @@ def test_with_too_few_ranks_a_checkpoint_is_saved(tmp_path, kill):
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_state_that_only_the_dead_rank_had_comes_from_a_copy(tmp_path, kill, options):
+def test_runs_whose_ranks_have_parts_of_the_state_return_to_a_snapshot(tmp_path, kill, options):
     kill({})
     expected = train(tmp_path / "undisturbed", buddy_interval="3 steps", **options)
     for victim, call in ((0, 60), (2, 50)):
@@ -187,7 +187,7 @@ class Remembers(Callback):
 
 
 @pytest.mark.threads(2)
-def test_state_that_only_one_rank_has_is_copied_at_the_interval(comm):
+def test_a_snapshot_is_taken_at_the_interval(comm):
     remembers = Remembers()
     small_fit(small_trainer(None, remembers, exchange=ShardedOptimizer(comm)))
     assert remembers.taken == [[0], [0], [0, 3], [0, 3], [0, 3], [3, 6], [3, 6], [3, 6]]
@@ -196,14 +196,6 @@ def test_state_that_only_one_rank_has_is_copied_at_the_interval(comm):
 def test_residuals_of_networks_that_are_cut_are_refused(tmp_path):
     with pytest.raises(AgreedError, match="train: --survive: residuals of compression are not"):
         train(tmp_path, compress="top_k", parallel="data=1,filter=3")
-
-
-def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy():
-    own = {"exchange": {"samples": 1, "own/w": np.array([4.0]), "error/w": np.array([1.0])}}
-    lost = {"exchange": {"samples": 3, "own/w": np.array([8.0]), "error/w": np.array([2.0])}}
-    merged = merge(own, lost, equal=False)["exchange"]
-    assert (merged["samples"], merged["own/w"][0], merged["error/w"][0]) == (4, 7.0, 3.0)
-    assert merge(own, lost, equal=True)["exchange"]["own/w"][0] == 4.0
 
 
 def test_the_state_is_captured_while_messages_to_a_failed_rank_are_pending():

@@ -14,9 +14,8 @@ import struct
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
 
-from pydtnn.comm.monitor.slots import RECORD, Content, Slot
+from pydtnn.comm.monitor.slots import RECORD, Slot
 from pydtnn.comm.monitor.table import RankRow
 
 FLIGHT = "flight"
@@ -88,7 +87,7 @@ def write_flight(slot: Slot, row: RankRow, size: int, why: str) -> None:
             "seconds": row.seconds,
             "epoch": content.epoch,
             "step": content.step,
-            "call": _call(content),
+            "call": None if content.call is None else vars(content.call),
         },
     }
     folder = Path(slot.folder)
@@ -132,14 +131,6 @@ def _complete(data: bytes, names: int, now: int) -> tuple[bytes, int]:
         found.append((open_one, record[START] + record[DURATION], -record[DEPTH], record))
     found.sort(key=lambda one: one[:3])
     return b"".join(FORMAT.pack(*one[3]) for one in found), sum(one[0] for one in found)
-
-
-def _call(content: Content) -> dict[str, Any] | None:
-    """Return the call of MPI that a rank is in."""
-    call = content.call
-    if call is None:
-        return None
-    return {"name": call.name, "group": call.group, "number": call.number, "peer": call.peer}
 
 
 def _npy(descr: str, shape: str, data: bytes) -> bytes:

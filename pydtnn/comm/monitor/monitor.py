@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import select
 import signal
@@ -17,11 +16,19 @@ from dataclasses import astuple, dataclass, field
 
 from pydtnn.comm.monitor.flight import remove_stale, write_flight
 from pydtnn.comm.monitor.links import OF_RANK, HostLink, Message, connect
-from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
-from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
+from pydtnn.comm.monitor.ranks import RECENT_KILL_S, EndReport, RankConnection
+from pydtnn.comm.monitor.slots import SURVIVES, Slot
 from pydtnn.comm.monitor.state import FAILED, LEFT, LOST, LastStepVote, RunState, WatchedRun
-from pydtnn.comm.monitor.table import RankRow, Watched, awaited_ranks, names, sentence, table
-from pydtnn.utils.errors import printable
+from pydtnn.comm.monitor.table import (
+    INTERVAL_S,
+    RankRow,
+    Watched,
+    awaited_ranks,
+    names,
+    sentence,
+    table,
+)
+from pydtnn.utils.errors import printable, write_error
 
 TIMEOUT_STATUS = 75
 """Exit status of a run in which a wait has passed its deadline (EX_TEMPFAIL of sysexits.h)."""
@@ -54,7 +61,7 @@ SURVIVED_S = 1.0
 """Seconds from the failure of a rank to the flight records, in which the others recover."""
 
 FORWARDING_S = 0.3
-"""Seconds for the launcher to forward the table, as the end of the ranks may overtake its pipes."""
+"""Seconds for the launcher to forward what is printed: the end of ranks may overtake its pipes."""
 
 END_TIMEOUT_S = 2.0
 """Seconds in which a rank that can run ends after it has been ordered to; then it is killed."""
@@ -110,12 +117,6 @@ def receive_facts() -> tuple[Facts, socket.socket | None]:
             if not received[0]:
                 break
     return Facts(**json.loads(text)), socket.socket(fileno=files[0]) if files else None
-
-
-def slots_in(file: int, facts: Facts) -> list[Slot]:
-    """Return the slots of the ranks of this host, in a shared file."""
-    memory = memoryview(mmap.mmap(file, len(facts.ranks) * SLOT))
-    return [Slot(memory, place) for place in range(len(facts.ranks))]
 
 
 class HostMonitor:
@@ -396,9 +397,8 @@ class HostMonitor:
     def _record(self, why: str, rows: Sequence[RankRow] = ()) -> None:
         """Write the flight records of the ranks of this host, by default of those that remain."""
         rows = rows or self._watched.look(time.monotonic())
-        by_rank = {slot.rank: slot for slot in self._slots}
         for row in rows:
-            slot, size = by_rank[row.rank], len(self._facts.hosts)
+            slot, size = self._slot(row.rank), len(self._facts.hosts)
             try:
                 if slot.folder:
                     write_flight(slot, row, size, why)
@@ -582,8 +582,7 @@ class HostMonitor:
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, printable(text).encode(errors="replace"))
+    write_error(printable(text))
 
 
 def _process_of(connection: socket.socket) -> int:

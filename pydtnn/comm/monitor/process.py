@@ -8,6 +8,7 @@ is run by its path, and imports no NumPy, so that the process is small and start
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -28,19 +29,18 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 def main() -> None:
     """Watch the ranks.
 
-    The arguments are two open file descriptors, of the listener and of the slots, the length of the
-    slots in B, the number of ranks to watch, that of all ranks, the launcher's process (0 if it is
-    not on this host), the result of `find_ranks` as "file:rank,file:rank", and the folder of this
-    package. The standard input is a socket for the other facts.
+    The arguments are a list in JSON and the folder of this package. The list has two open file
+    descriptors, of the listener and of the slots, the length of the slots in B, the number of ranks
+    to watch, that of all ranks, the launcher's process (0 if it is not on this host), and the items
+    of what `find_ranks` has returned. The standard input is a socket for the other facts.
     """
     for one in IGNORED:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
-    *numbers, pairs, folder = sys.argv[1:]
-    listener, slots, length, ranks, of, launcher = map(int, numbers)
-    entries = [pair.split(":") for pair in pairs.split(",") if pair]
-    starting = {int(file): int(rank) for file, rank in entries}
+    known, folder = sys.argv[1:]
+    listener, slots, length, ranks, of, launcher, pairs = json.loads(known)
+    starting = dict(pairs)
     _skip_initialisation(folder)
     from pydtnn.comm.monitor.ranks import EndedEarlyError, EndReport, Kills, Launcher, accept_ranks
     from pydtnn.comm.monitor.state import FAILED, RunState, WatchedRun
@@ -73,10 +73,13 @@ def main() -> None:
         shutil.rmtree(files, ignore_errors=True)  # the first rank has not reached that
         return
     # Imported now, so that the ranks, which are connected, need not wait for it.
-    from pydtnn.comm.monitor.monitor import HostMonitor, receive_facts, slots_in
+    from pydtnn.comm.monitor.monitor import HostMonitor, receive_facts
+    from pydtnn.comm.monitor.slots import slots_in
 
     facts, others = receive_facts()
-    HostMonitor(facts, slots_in(slots, facts), end_report, poll, connections, others).run()
+    HostMonitor(
+        facts, slots_in(slots, len(facts.ranks)), end_report, poll, connections, others
+    ).run()
 
 
 def _skip_initialisation(folder: str) -> None:

@@ -32,9 +32,6 @@ COUNTERS = "/proc/vmstat"
 RECENT_KILL_S = 30.0
 """Seconds during which a kill counts as recent, as a large process takes a while to terminate."""
 
-INTERVAL_S = 0.5
-"""Seconds between two looks at what the ranks are doing."""
-
 CRASHED = "it crashed, was killed or called os._exit"
 """Why a rank has ended, if nothing else is known."""
 

@@ -7,6 +7,7 @@ a rank was doing that is stopped. Names are written once, into a table of the sl
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from dataclasses import dataclass, field
@@ -257,3 +258,9 @@ class Slot:
         begin = NAMES + number * NAME
         text = bytes(self._bytes[begin : begin + NAME]).partition(b"\0")[0]
         return text.decode(errors="replace")
+
+
+def slots_in(file: int, number: int) -> list[Slot]:
+    """Return the slots in a shared file."""
+    memory = memoryview(mmap.mmap(file, number * SLOT))
+    return [Slot(memory, place) for place in range(number)]

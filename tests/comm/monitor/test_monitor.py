@@ -217,6 +217,16 @@ def test_a_host_is_what_it_says_only_once(host):
     first.close()
 
 
+def test_ranks_of_all_hosts_learn_that_one_has_exited(host):
+    other = host.connect(3)
+    other.sendall(line("exited", 3, {"all": 7}))
+    host.rank.sendall(line("exited", 0, {"all": 8}))
+    host.run()
+    assert sorted(host.lines) == [["exited", 0, {"all": 8}], ["exited", 3, {"all": 7}]]
+    assert line("exited", 0, {"all": 8}) in other.recv(1 << 10)
+    other.close()
+
+
 def test_a_wait_that_has_ended_meanwhile_ends_no_run(host):
     other = host.connect(3)
     other.sendall(line("expired", -1, 0))

@@ -21,7 +21,7 @@ from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import MESSAGES, HostLink, connect, line
 from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, HostMonitor
 from pydtnn.comm.monitor.processes import Condition
-from pydtnn.comm.monitor.ranks import EndReport, Kills, Launcher, RankConnection
+from pydtnn.comm.monitor.ranks import EDGES, EndReport, Kills, Launcher, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, SURVIVES, Slot
 from pydtnn.comm.monitor.table import RankRow
 
@@ -220,6 +220,7 @@ def test_a_host_is_what_it_says_only_once(host):
 def test_ranks_of_all_hosts_learn_that_one_has_exited(host):
     other = host.connect(3)
     other.sendall(line("exited", 3, {"all": 7}))
+    host.poll.register(host.connection, EDGES)
     host.rank.sendall(line("exited", 0, {"all": 8}))
     host.run()
     assert sorted(host.lines) == [["exited", 0, {"all": 8}], ["exited", 3, {"all": 7}]]

@@ -97,8 +97,6 @@ class MeasuredCosts(ComputeCosts):
     Parameters
     ----------
     profile : RankProfile
-    factor : float
-        On all times, for a machine that is known to be slower or faster.
     varying : bool
         Whether the n-th execution of a segment takes the time of the n-th measured step instead of
         the median. Ranks that wait for each other then wait for the slower one of each part, as in
@@ -110,10 +108,10 @@ class MeasuredCosts(ComputeCosts):
         From `seconds`, if the layer is not one of the network that was measured.
     """
 
-    def __init__(self, profile: RankProfile, factor: float = 1.0, *, varying: bool = False) -> None:
+    def __init__(self, profile: RankProfile, *, varying: bool = False) -> None:
         steps = profile.steps if varying else (profile.median(),)
         self._times = {
-            label: cycle([factor * step[label] for step in steps if label in step])
+            label: cycle([step[label] for step in steps if label in step])
             for label in profile.labels
         }
         self._nodes = {label.name for label in self._times}

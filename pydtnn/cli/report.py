@@ -6,7 +6,6 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -168,7 +167,7 @@ def log_details(job: Job) -> None:
     largest = max(bucket.grads.nbytes for bucket in buckets)
     total = sum(bucket.grads.nbytes for bucket in buckets)
     _log.debug("optimizer: %s, %r", type(trainer.optimizer).__name__, trainer.optimizer.schedule)
-    _log.debug("scheme: %s", _with_options(job.config.scheme, job.config.scheme_options))
+    _log.debug("scheme: %s", typed(job.config, "scheme").partition(" ")[2])
     _log.debug("buckets: %d, up to %d of %d B of gradients", len(buckets), largest, total)
     allreduce = explain(comm.hosts) if job.config.allreduce == RULE else job.config.allreduce
     _log.debug("allreduce: %s", allreduce if comm.size > 1 else "none: there is one rank")
@@ -313,32 +312,15 @@ def _gpu(job: Job) -> list[tuple[str, str]]:
 
 
 def _communication(job: Job) -> list[tuple[str, str]]:
-    """Return the lines that describe scheme and allreduce, where they are not the defaults."""
+    """Return the lines that describe the allreduce, if there are several ranks."""
     config, inner = job.config, job.trainer.comm.summing
-    words = [
-        _with_options(config.scheme, config.scheme_options),
-        f"exact, {config.shards} shards" if config.exact else "",
-        _with_options(config.compress or "", config.compress_options),
-        "synchronised batch norm" if config.sync_batch_norm else "",
-    ]
-    said = "; ".join(filter(None, words))
-    rows = [("scheme", said)] if said != TrainConfig().scheme else []
     if isinstance(inner, Auto):
-        rows += [("allreduce", _choice(choice)) for choice in inner.choices]
-    elif config.allreduce != RULE:
-        rows.append(("allreduce", config.allreduce))
-    elif isinstance(inner, Ruled) or (inner.size == inner.local_size > 1 and not inner.capturable):
-        rows.append(("allreduce", explain(inner.hosts)))
-    return rows + _buckets(job)
-
-
-def _buckets(job: Job) -> list[tuple[str, str]]:
-    """Return number and size of the buckets if there are several hosts."""
-    buckets, comm = job.trainer.model.buckets, job.trainer.comm
-    if len(set(comm.hosts)) == 1:
-        return []
-    longest = max(bucket.grads.nbytes for bucket in buckets)
-    return [("buckets", f"{len(buckets)} of gradients, up to {longest / 1024:.0f} KiB")]
+        return [("allreduce", _choice(choice)) for choice in inner.choices]
+    if config.allreduce != RULE:
+        return [("allreduce", config.allreduce)]
+    if isinstance(inner, Ruled) or (inner.size == inner.local_size > 1 and not inner.capturable):
+        return [("allreduce", explain(inner.hosts))]
+    return []
 
 
 def _choice(choice: Choice) -> str:
@@ -348,10 +330,6 @@ def _choice(choice: Choice) -> str:
     if VENDOR in choice.seconds:
         times += f" ({VENDOR} {1e3 * choice.seconds[VENDOR]:.3g} ms)"
     return f"up to {size} of {choice.dtype}: {choice.name}, {times}"
-
-
-def _with_options(name: str, options: Mapping[str, Any]) -> str:
-    return ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
 
 
 def _title(name: str) -> str:

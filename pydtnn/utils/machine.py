@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,22 +75,38 @@ def free_memory() -> float:
     for line in _text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             found.append(1024.0 * int(line.split()[1]))
-    for line in _text(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        one = Path(path.lstrip("/"))
-        root = Path("/sys/fs/cgroup") / ("memory" if "memory" in controllers.split(",") else "")
-        names = (
-            ("memory.max", "memory.current"),
-            (
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            ),
-        )
-        for folder in (root / part for part in (one, *one.parents)):
-            for limit, used in ((_text(folder / a), _text(folder / b)) for a, b in names):
-                if limit.strip().isdecimal() and used.strip().isdecimal():
-                    found.append(max(float(limit) - float(used), 0.0))
+    names = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+    for folder in _control_groups("memory", ("memory",), ("",)):
+        for limit, used in ((_text(folder / a), _text(folder / b)) for a, b in names.items()):
+            if limit.strip().isdecimal() and used.strip().isdecimal():
+                found.append(max(float(limit) - float(used), 0.0))
     return min(found)
+
+
+def _control_groups(
+    controller: str,
+    first: Sequence[str],
+    second: Sequence[str],
+    groups: Path = Path("/proc/self/cgroup"),
+    mounted: Path = Path("/sys/fs/cgroup"),
+) -> Iterator[Path]:
+    """Yield the folders of the Linux control groups of this process, and of their parents.
+
+    Parameters
+    ----------
+    controller : str
+    first, second : sequence of str
+        Where the controller is mounted, for versions 1 and 2 of control groups.
+    groups, mounted : Path
+        See `cpu_quotas`.
+    """
+    for line in _text(groups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        group = Path(path.lstrip("/"))
+        for root in first if controllers else second:
+            yield from (mounted / root / one for one in (group, *group.parents))
 
 
 def cpu_quotas(
@@ -113,16 +130,11 @@ def cpu_quotas(
         Cores by group; empty without limits, or on systems other than Linux.
     """
     quotas = {}
-    for line in _text(groups).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = Path(path.lstrip("/"))
-        roots = ("cpu", "cpu,cpuacct", "cpuacct,cpu") if controllers else ("", "unified")
-        for folder in (mounted / root / one for root in roots for one in (group, *group.parents)):
-            quota, period = _quota(folder)
-            if quota > 0 and period > 0:
-                quotas[str(folder.resolve())] = Fraction(quota, period)
+    first = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+    for folder in _control_groups("cpu", first, ("", "unified"), groups, mounted):
+        quota, period = _quota(folder)
+        if quota > 0 and period > 0:
+            quotas[str(folder.resolve())] = Fraction(quota, period)
     return quotas
 
 

@@ -2,7 +2,7 @@
 
 python examples/gpt.py                                # the sources of Python's standard library
 python examples/gpt.py FILE_OR_FOLDER --steps 2000
-python examples/gpt.py FILE --tokenizer tokenizer.json  # of `python -m pydtnn.data tokenizer`
+python examples/gpt.py FILE --tokenizer tokenizer.json  # see docs/models.md
 mpirun -np 2 python examples/gpt.py                   # data-parallel
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,6 @@ TRAINING = [
     [*TINY, *NEW, "--trace=trace"],
     [*NEW, "--model=mlp", "--dataset=folder", "--data-dir=none"],
     [*NEW, "--model=mlp", "--dataset=shards", "--data-dir=pictures"],
-    [*TINY, *NEW, "--checkpoint-local=local"],
     [*TINY, *NEW, "--virtual-ranks=2", "--platform=nonsense"],
     [*TINY, *NEW, "--parallel=filter=2"],
     # continuing
@@ -125,7 +123,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write_images(root / "pictures")
         shutil.copytree("pictures", "broken")
         (root / "broken" / "train" / "cat" / "2.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-        options = [*TINY, "--quiet", "--checkpoint-local=local"]
+        options = [*TINY, "--quiet"]
         assert train([*options, "--output-dir=runs/a", "--save=model.pydtnn"]) == 0
         options = [*TINY, "--quiet", "--trace=trace"]
         assert train([*options, "--output-dir=runs/c", "--save=weights.safetensors"]) == 0
@@ -137,7 +135,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (root / "runs" / "b" / ".checkpoint-00000099.partial").mkdir()
         (root / "runs" / "b" / ".checkpoint-00000099.partial" / "state.json").touch()
         (root / "runs" / "b" / f".run.json.{'0f' * 16}").touch()
-        assert [*(root / "local" / platform.node()).glob("checkpoint-*")]
         for name, text in {
             "run": "model: mlp\n",
             "space": SPACE.format(epochs=1, lr="0.1", more="trials: 1"),

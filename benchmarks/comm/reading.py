@@ -5,15 +5,17 @@
 
 Rank 0 writes the images and packs them. Then all ranks load an epoch of their parts at the same
 time, from files that are not in the page cache ("cold") and again ("warm"). "copy" is what
-`--stage` does once: each host copies the shards. Columns: images per second of all ranks together,
-MB per second of the disk, and bytes that were read from it relative to the size of the files. Files
-on a file system without a disk, such as tmpfs, always are in memory: the last column is 0.
+is done once for a disk of each host: one process copies the shards. Columns: images per second of
+all ranks together, MB per second of the disk, and bytes that were read from it relative to the size
+of the files. Files on a file system without a disk, such as tmpfs, always are in memory: the last
+column is 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -25,7 +27,6 @@ from benchmarks.cpu.image_loading import MEAN, STD, write_cifar10, write_images
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.data import Dataset, Loader, load_folder, load_shards, pack_shards
-from pydtnn.data.shards import stage_shards
 
 
 class Timed(NamedTuple):
@@ -105,8 +106,8 @@ def measure(
     rows("folder", files)
     rows("shards", packed)
     on_rank_0(comm, lambda: forget([folder]))
-    show("copy", "cold", timed(comm, lambda: on_rank_0(comm, lambda: stage_shards(shards, stage))))
-    rows("the copy", load_shards(data_dir=stage_shards(shards, stage), **options)[0])
+    show("copy", "cold", timed(comm, lambda: on_rank_0(comm, shutil.copytree, shards, stage)))
+    rows("the copy", load_shards(data_dir=stage, **options)[0])
 
 
 def main() -> None:

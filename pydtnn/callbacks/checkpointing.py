@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.checkpoint.folder import Retention, checkpoint_path, host_folder
+from pydtnn.training.checkpoint.folder import checkpoint_path
 from pydtnn.training.checkpoint.saving import Saver, last_good
 from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.utils import clock
@@ -44,8 +44,6 @@ class Checkpointer(Callback):
         wastes least time by the measured cost of a checkpoint and `mtbf` (Young, 1974; Daly, 2006).
     keep : int
         Number of checkpoints to keep.
-    keep_every : int, optional
-        Besides them, keep one of so many.
     background : bool
         Whether training continues while checkpoints are flushed to the disk.
     mtbf : str
@@ -54,9 +52,6 @@ class Checkpointer(Callback):
         Called on rank 0 before each checkpoint; an OSError is a reason why none can be written.
     config : mapping, optional
         Saved with each checkpoint, see `pydtnn.training.checkpoint.save_checkpoint`.
-    per_host : bool
-        Whether `directory` is on a disk of each host: the ranks of a host write checkpoints of
-        their own, in a folder named after it, at intervals only. They must have the whole state.
 
     Attributes
     ----------
@@ -79,12 +74,10 @@ class Checkpointer(Callback):
         every_steps: int | None = None,
         every: str | None = None,
         keep: int = 3,
-        keep_every: int | None = None,
         background: bool = True,
         mtbf: str = DEFAULT_MTBF,
         check: Callable[[], object] | None = None,
         config: Mapping[str, Any] | None = None,
-        per_host: bool = False,
     ) -> None:
         if every_epochs is None and every_steps is None and every is None:
             raise ValueError(
@@ -93,17 +86,13 @@ class Checkpointer(Callback):
         for name, interval in (("every_epochs", every_epochs), ("every_steps", every_steps)):
             if interval is not None:
                 check_int("Checkpointer", name, interval, at_least=1)
-        self.directory = host_folder(directory) if per_host else Path(directory)
-        self.per_host = per_host
+        self.directory = Path(directory)
         self.every = every
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.interval = Interval(every_steps, every_epochs)
         if every is not None:
             self.interval = parse_interval("Checkpointer: every", every)
         self.keep = check_int("Checkpointer", "keep", keep, at_least=1)
-        self.keep_every = keep_every
-        if keep_every is not None:
-            check_int("Checkpointer", "keep_every", keep_every, at_least=1)
         self.background = background
         self.mtbf = mtbf
         self._mtbf_s = parse_quantity("Checkpointer: mtbf", mtbf, "s")
@@ -121,10 +110,9 @@ class Checkpointer(Callback):
         return Saver(
             self.directory,
             config=self.config,
-            retention=Retention(self.keep, self.keep_every),
+            keep=self.keep,
             check=self.check,
             on_error=self._warn,
-            comm=self._comm if self.per_host else None,
         )
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -143,18 +131,15 @@ class Checkpointer(Callback):
                     f"Checkpointer: must be the last callback, but {name} comes after it and would "
                     "miss an epoch after resuming; put the Checkpointer last"
                 )
-        self._comm = trainer.comm.split_by_host() if self.per_host else trainer.comm
+        self._comm = trainer.comm
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
             if not trainer.recovered:
                 self.error, self.written = None, 0
-                on_ranks = together if self.per_host else on_rank_0
-                on_ranks(trainer.comm, self._check_folder)
+                on_rank_0(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
             self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
         self._saver = self._create_saver()
-        if self.per_host:
-            self._saver.check_whole(trainer)
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)
 
@@ -188,10 +173,7 @@ class Checkpointer(Callback):
 
     def on_fit_end(self, trainer: Training) -> None:
         """Save the last state if it is not saved. Collective: all ranks call it."""
-        if self.per_host:  # the checkpoint of all ranks has this state
-            self._settle(trainer)
-        else:
-            self._save(trainer, background=False)
+        self._save(trainer, background=False)
 
     on_interrupt = on_fit_end
 
@@ -208,7 +190,7 @@ class Checkpointer(Callback):
         NotSavedError
             On all ranks.
         """
-        if self.error is not None and self.written == 0 and not self.per_host:
+        if self.error is not None and self.written == 0:
             raise NotSavedError(f"no checkpoint could be written: {self.error}")
 
     def _save(self, trainer: Training, *, background: bool) -> None:
@@ -223,7 +205,7 @@ class Checkpointer(Callback):
                 )
             virtual = clock.virtual() is not None  # ranks are threads, which wait for each other
             self.error = saver.start(trainer, background=background and not virtual)
-            if self.error is None or self.per_host:  # the same on all hosts
+            if self.error is None:
                 self._saved = position
             self.waited += waited
             self.blocked += waited + saver.blocked

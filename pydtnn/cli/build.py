@@ -449,18 +449,6 @@ def create_callbacks(
             )
     best = directory / "best.safetensors"
     callbacks.append(library.BestWeights(best, monitor, restore_best=config.restore_best))
-    common: dict[str, Any] = {
-        "background": config.checkpoint_background,
-        "mtbf": config.mtbf,
-        "config": config.course(),
-    }
-    if config.checkpoint_local:
-        local, every = config.checkpoint_local, config.checkpoint_local_every
-        callbacks.append(
-            library.Checkpointer(
-                local, every_epochs=None, every=every, keep=1, per_host=True, **common
-            )
-        )
     if config.checkpoint_epochs or config.checkpoint_steps or config.checkpoint_every:
         callbacks.append(
             library.Checkpointer(
@@ -469,9 +457,10 @@ def create_callbacks(
                 every_steps=config.checkpoint_steps,
                 every=config.checkpoint_every,
                 keep=config.keep,
-                keep_every=config.keep_every,
+                background=config.checkpoint_background,
+                mtbf=config.mtbf,
                 check=folder.look,
-                **common,
+                config=config.course(),
             )
         )
     return callbacks

@@ -243,9 +243,6 @@ class _ModelOptions:
     data_dir: str | None = option(
         str, "folder of the data; by default $PYDTNN_DATA, or the user's cache", metavar="FOLDER"
     )
-    stage: str | None = option(
-        str, "folder of each host to which shards are copied first", metavar="FOLDER", of="dataset"
-    )
     download: bool = option(False, "download the data if they are missing")
     image_size: int | None = option(
         int, "height and width to which images are resized and cropped", at_least=1, of="dataset"
@@ -423,18 +420,6 @@ class _OutputOptions:
         "instead of epochs and steps",
         metavar="INTERVAL",
     )
-    checkpoint_local: str | None = option(
-        str,
-        "folder on a disk of each host, for checkpoints of its ranks",
-        metavar="FOLDER",
-        of="checkpoint_every.local",
-    )
-    checkpoint_local_every: str = option(
-        AUTO,
-        "interval of those in that folder",
-        metavar="INTERVAL",
-        of="checkpoint_every.local_every",
-    )
     mtbf: str = option(
         DEFAULT_MTBF,
         "mean time between two failures of the run, for auto",
@@ -453,9 +438,6 @@ class _OutputOptions:
         above=0,
     )
     keep: int = option(2, "last checkpoints to keep", at_least=1)
-    keep_every: int | None = option(
-        int, "keep also one of this number of earlier checkpoints", at_least=1, of="keep"
-    )
     progress: str = option(
         "auto",
         "a bar, plain lines, or none; auto is a bar on a terminal",
@@ -710,7 +692,7 @@ class TrainConfig(
 
     def course(self) -> dict[str, Any]:
         """Return the options that affect the result of training: no paths, ranks or threads."""
-        groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download", "stage")
+        groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download")
         return {
             name: getattr(self, name)
             for name, own in flags(TrainConfig).items()
@@ -730,7 +712,6 @@ class TrainConfig(
                 "train: --survive buddy_interval must be a time, steps or auto, got "
                 f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
             )
-        parse_interval("train: --checkpoint-every local_every", self.checkpoint_local_every)
         if self.checkpoint_every is not None:
             parse_interval("train: --checkpoint-every", self.checkpoint_every)
         if 0 < self.straggler_factor < 1:
@@ -773,11 +754,9 @@ NEEDS = {
     "--exact": "--global-batch-size; set the number of samples",
     "--lr-scaling base_batch": "--lr-scaling",
     "--schedule plateau_factor": "--schedule plateau",
-    "--dataset stage": "--dataset shards",
     "--plan": "--parallel",
     "--parallel schedule": "--parallel pipeline=2 or --parallel auto --parallel schedule=auto",
-    "--checkpoint-every mtbf": "--checkpoint-every auto or --checkpoint-every local or --survive",
-    "--checkpoint-every local_every": "--checkpoint-every local",
+    "--checkpoint-every mtbf": "--checkpoint-every auto or --survive",
     "--memory-limit": "--recompute auto or --parallel auto or --parallel schedule=auto",
     **{
         own.label: flags(TrainConfig)[name].spelling

@@ -167,7 +167,7 @@ def _fetch(config: TrainConfig, comm: Communicator, *, again: bool) -> None:
     """Check the folder of `--trace`, unless it is that of an attempt before, and download data."""
     if config.trace is not None and not again:
         tracing.check_folder(config.trace, comm, "train: --trace")
-    if config.download or config.stage is not None:
+    if config.download:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             together(comm, fetch_data, config, comm)
@@ -302,7 +302,7 @@ def _report(job: Job, complete: bool, results: Logs, trace: tracing.Trace | None
 
 def _resume(job: Job) -> None:
     """Load the checkpoint of `--resume`, if there is one."""
-    path = load_checkpoint(job.directory, job.trainer, local=job.config.checkpoint_local)
+    path = load_checkpoint(job.directory, job.trainer)
     if path is not None:
         verb = "evaluating" if job.config.evaluate_only else "continuing from"
         _print_line(job.config, job.trainer.comm, f"{verb} {path}")

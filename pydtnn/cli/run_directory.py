@@ -283,7 +283,10 @@ def remove_empty(made: Iterable[Path]) -> None:
 
 TRACE = ("trace", "trace_steps", "trace_kernels")
 
-REMOVED = ("mlperf_log", "compute", "balance")
+REMOVED = (
+    *("mlperf_log", "compute", "balance"),
+    *("checkpoint_local", "checkpoint_local_every", "keep_every", "stage"),
+)
 """Options of earlier versions that did not determine what is trained."""
 
 NOT_INHERITED = (

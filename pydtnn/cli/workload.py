@@ -34,11 +34,8 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
         if (value := getattr(config, name)) != usual:
             require_parameter(found, name, f"--dataset {name}")
             options = options | {name: value}
-    folder = config.data_dir
-    if config.stage is not None:
-        folder = str(datasets.staged_folder(folder, config.stage))
     train: Dataset
-    train, test = load_dataset(found, folder, config.download, **options)
+    train, test = load_dataset(found, config.data_dir, config.download, **options)
     if config.validation_split:
         train, test = split_validation(train, config.validation_split, config.seed)
     if config.class_balanced:
@@ -52,13 +49,8 @@ def changes_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def fetch_data(config: TrainConfig, comm: Communicator) -> None:
-    """Download or stage the data on one rank of each host, before all ranks read them."""
-    if comm.local_rank > 0:
-        return
-    if config.stage is not None:
-        check = bool(config.dataset_options.get("check", True))
-        datasets.stage_shards(config.data_dir, config.stage, check=check)
-    else:
+    """Download the data on one rank of each host, before all ranks read them."""
+    if comm.local_rank == 0:
         create_data(config)
 
 

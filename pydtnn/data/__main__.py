@@ -1,4 +1,4 @@
-"""Images in shards, tokens of texts: ``python -m pydtnn.data --help``."""
+"""Images in shards: ``python -m pydtnn.data --help``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 
 from pydtnn.data.folder import OPTION, check_images
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
-from pydtnn.data.text import TEST_SHARE, read_text
-from pydtnn.data.tokenizer import train_tokenizer
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.machine import default_threads
 from pydtnn.utils.units import parse_size
@@ -20,7 +18,6 @@ EXAMPLES = """examples:
   python -m pydtnn.data check pictures
   python -m pydtnn.data verify shards
   python -m pydtnn.train --dataset shards:image_size=224 --data-dir shards
-  python -m pydtnn.data tokenizer book.txt --vocabulary 4096 --output tokenizer.json
 """
 
 
@@ -32,14 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser, commands = subcommands(
-        "pydtnn.data", "Check and pack images, verify shards, and train a tokenizer.", EXAMPLES
+        "pydtnn.data", "Check and pack images, and verify shards.", EXAMPLES
     )
 
     command = commands.add_parser("check", help="decode all images of a folder, name bad files")
     command.set_defaults(command=_check)
     command.add_argument("folder", type=Path, help="as for pack")
 
-    command = commands.add_parser("pack", help="pack a folder of images, or continue to pack it")
+    command = commands.add_parser("pack", help="pack a folder of images")
     command.set_defaults(command=_pack)
     command.add_argument(
         "folder", type=Path, help="images of each class in one sub-folder, or train and val of such"
@@ -57,13 +54,6 @@ def create_parser() -> Parser:
     command = commands.add_parser("verify", help="compare all shards with their checksums")
     command.set_defaults(command=_verify)
     command.add_argument("shards", type=Path)
-
-    command = commands.add_parser("tokenizer", help="train a tokenizer of byte pairs on a text")
-    command.set_defaults(command=_train_tokenizer)
-    command.add_argument("text", type=Path, help="file or folder; the last tenth is not read")
-    command.add_argument("--pattern", metavar="NAMES", help="files of a folder, such as *.txt")
-    command.add_argument("--vocabulary", type=int, default=4096, metavar="N", help="default: 4096")
-    command.add_argument("--output", type=Path, metavar="FILE", default=Path("tokenizer.json"))
     return parser
 
 
@@ -90,19 +80,10 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _describe(part: Packed) -> str:
-    kept = f", of which {part.kept} were complete" if part.kept else ""
     return (
         f"{part.folder}: {part.samples:,} images in {part.shards} shard{'s' * (part.shards > 1)}"
-        f"{kept}, {part.nbytes / 1e6:.1f} MB"
+        f", {part.nbytes / 1e6:.1f} MB"
     )
-
-
-def _train_tokenizer(options: argparse.Namespace) -> None:
-    text, root = read_text(options.text, options.pattern)
-    trained = text[: text.rfind(b"\n", 0, len(text) - len(text) // TEST_SHARE) + 1]
-    found = train_tokenizer(trained, options.output, options.vocabulary, name=str(root))
-    length = len(text) / max(len(found.encode(text, str(root))), 1)
-    print(f"{options.output}: {found.size:,} tokens; a token of {root} has {length:.2f} bytes")
 
 
 def _verify(options: argparse.Namespace) -> None:

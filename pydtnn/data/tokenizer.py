@@ -7,14 +7,12 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.files import read_file
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.validate import check_int
 
 MAX_FILE_BYTES = 128 << 20
 """Largest file of a tokenizer that is read; those of the largest vocabularies have 35 MB."""
@@ -24,10 +22,6 @@ MAX_TOKENS = 1 << 24
 
 PIECE_BYTES = 4 << 20
 """Longer texts are encoded in pieces of whole lines: an encoding takes 40 times the text."""
-
-
-def _package() -> Any:
-    return import_optional("tokenizers", "tokenizers", "tokenizer")
 
 
 class Tokenizer:
@@ -55,7 +49,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        package = _package()
+        package = import_optional("tokenizers", "tokenizers", "tokenizer")
         data = read_file("tokenizer", Path(path).expanduser(), at_most=MAX_FILE_BYTES)
         self._path = path
         with _explained(f"{path} is not a tokenizer.json file of Hugging Face"):
@@ -123,39 +117,3 @@ def _pieces(text: bytes, name: str) -> Iterator[str]:
                 f"at position {begin + error.start}; without a tokenizer, tokens are bytes"
             ) from error
         begin = end
-
-
-def train_tokenizer(
-    text: bytes, path: str | os.PathLike[str], vocabulary: int, *, name: str = "text"
-) -> Tokenizer:
-    """Write a tokenizer of the most frequent pairs of bytes, as that of GPT-2 is.
-
-    Parameters
-    ----------
-    text : bytes
-        In UTF-8.
-    path : path
-        The ``tokenizer.json`` that is written.
-    vocabulary : int
-        Tokens, from 256 (bytes) to `MAX_TOKENS`; fewer if the text has not as many pairs.
-    name : str
-        Of the text, in errors.
-
-    References
-    ----------
-    Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL
-    2016; Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.2.
-    """
-    check_int("tokenizer", "vocabulary", vocabulary, at_least=256, at_most=MAX_TOKENS)
-    package = _package()
-    inner = package.Tokenizer(package.models.BPE())
-    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = package.decoders.ByteLevel()
-    trainer = package.trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        show_progress=False,
-        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    inner.train_from_iterator(_pieces(text, name), trainer)
-    write_file("tokenizer", Path(path), inner.to_str().encode())
-    return Tokenizer(path)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydtnn.cli.run_directory import claim
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.training.checkpoint.inspection import (
     differences,
     examine,
     newest,
-    repair,
     value_differences,
 )
 from pydtnn.training.checkpoint.reading import Checkpoint, read_checkpoint
@@ -26,7 +23,6 @@ EXAMPLES = """examples:
   python -m pydtnn checkpoint list runs/resnet20-cifar10-1
   python -m pydtnn checkpoint verify runs/resnet20-cifar10-1
   python -m pydtnn checkpoint diff runs/one runs/another
-  python -m pydtnn checkpoint repair runs/resnet20-cifar10-1
 """
 
 
@@ -38,12 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser, commands = subcommands(
-        "pydtnn checkpoint", "List, verify, compare and repair checkpoints.", EXAMPLES
+        "pydtnn checkpoint", "List, verify and compare checkpoints.", EXAMPLES
     )
     for name, command, text in (
         ("list", _list, "print the checkpoints of a run"),
         ("verify", _verify, "compare all files with their checksums; status 1 if one is damaged"),
-        ("repair", _repair, "remove incomplete checkpoints, and put damaged ones aside"),
     ):
         own = commands.add_parser(name, help=text)
         own.add_argument("folder", metavar="RUN", help="folder of a run")
@@ -91,8 +86,8 @@ def _verify(options: argparse.Namespace) -> None:
         _print(f"{path.name}: {problem or f'good, {size}'}")
     if bad:
         raise ValueError(
-            f"{bad} of {len(paths)} checkpoints are damaged; python -m pydtnn checkpoint repair "
-            f"{options.folder} puts them aside"
+            f"{bad} of {len(paths)} checkpoints are damaged; delete them: --resume continues from "
+            "the newest of the others"
         )
 
 
@@ -136,19 +131,6 @@ def _values(checkpoint: Checkpoint) -> dict[str, object]:
     parts = content.pop("parts")
     values = {name: [state["values"] for state in states] for name, states in parts.items()}
     return {**content, "parts": values}
-
-
-def _repair(options: argparse.Namespace) -> None:
-    folder = Path(options.folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} does not exist; name the folder of a run")
-    with contextlib.ExitStack() as held:
-        try:
-            claim(folder, held)
-        except BlockingIOError:
-            raise ValueError(f"a run is writing in {folder}; wait until it ends") from None
-        done = repair(folder)
-    _print(*done or ["nothing to repair"])
 
 
 def _print(*lines: str) -> None:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import errno
 import itertools
-import platform
-import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pydtnn import Trainer, run_threads
+from pydtnn import Trainer
 from pydtnn.callbacks import EMA, Checkpointer, EarlyStopping, HistoryWriter
-from pydtnn.comm import Communicator
-from pydtnn.parallel.schemes import AllReduce, GradientExchange, ShardedOptimizer
-from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, saving
+from pydtnn.training.checkpoint import find_checkpoints, saving
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, NotSavedError
 from tests.each import each
-from tests.small_training import Recorder, checksums, small_fit, small_trainer
+from tests.small_training import Recorder, small_fit, small_trainer
 
 
 def steps_saved(directory: Path) -> list[int]:
@@ -41,7 +36,6 @@ def steps_saved(directory: Path) -> list[int]:
         ({"every": "2 epochs", "keep": 9}, [8, 12]),
         ({"every": "1h", "keep": 9}, [12]),
         ({"every": "auto", "keep": 9}, [10, 12]),
-        ({"every": "1 step", "keep": 2, "keep_every": 4}, [4, 8, 11, 12]),
     ],
 )
 def test_checkpoints_are_saved_at_the_intervals_and_at_the_end(options, expected, tmp_path):
@@ -185,72 +179,3 @@ def test_a_checkpoint_is_completed_if_an_error_ends_training(tmp_path, disk):
     with pytest.raises(ZeroDivisionError):
         small_fit(small_trainer(None, Recorder(on_step=fail), saver))
     assert steps_saved(tmp_path) == [2]
-
-
-HOSTS = "abb"
-"""The host of each rank."""
-
-
-@pytest.fixture
-def on_hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Communicator], Any]], Any]:
-    """Return a function that calls another one on the ranks of `HOSTS`, and returns the results."""
-    here = threading.local()
-    monkeypatch.setattr(platform, "node", lambda: here.name)
-
-    def run(body: Callable[[Communicator], Any]) -> Any:
-        def rank(comm: Communicator) -> Any:
-            here.name = HOSTS[comm.rank]
-            return body(comm)
-
-        return run_threads(len(HOSTS), rank, hosts=HOSTS)
-
-    return run
-
-
-def local_trainer(
-    comm: Communicator, directory: Path, exchange: type[GradientExchange], *callbacks: Any
-) -> Trainer:
-    local = Checkpointer(directory, every_epochs=None, every="3 steps", keep=1, per_host=True)
-    return small_trainer(comm, *callbacks, local, exchange=exchange(comm))
-
-
-@pytest.mark.parametrize("lost", ["", "a", "b"])
-def test_the_newest_checkpoint_of_any_host_is_loaded_on_all(lost, on_hosts, tmp_path):
-    shared, local = tmp_path / "shared", tmp_path / "local"
-    states: dict[int, Any] = {}
-
-    def train(comm: Communicator) -> None:
-        def keep(trainer: Trainer) -> None:
-            if comm.rank == 0:
-                states[trainer.optimizer.iterations] = checksums(trainer.optimizer.state())
-
-        saver = Checkpointer(shared, every_epochs=None, every_steps=2)
-        small_fit(local_trainer(comm, local, AllReduce, Recorder(on_step=keep), saver), epochs=2)
-
-    on_hosts(train)
-    assert {host: steps_saved(local / host) for host in "ab"} == {"a": [6], "b": [6]}
-    for path in find_checkpoints(shared)[-2:]:  # of steps 6 and 8: the run has ended in step 7
-        shutil.rmtree(path)
-    if lost:
-        shutil.rmtree(local / lost)
-
-    def resume(comm: Communicator) -> tuple[Path | None, Any]:
-        trainer = local_trainer(comm, local, AllReduce)
-        return load_checkpoint(shared, trainer, local=local), checksums(trainer.optimizer.state())
-
-    found = on_hosts(resume)
-    host = "a" if lost == "b" else "b"
-    assert {path for path, _ in found} == {local / host / "checkpoint-00000006"}
-    assert all(state == states[6] for _, state in found)
-
-
-def test_hosts_that_have_parts_of_the_state_only_are_refused(on_hosts, tmp_path):
-    def train(comm: Communicator) -> str:
-        with pytest.raises(AgreedError) as caught:
-            small_fit(local_trainer(comm, tmp_path, ShardedOptimizer))
-        return str(caught.value)
-
-    for message in on_hosts(train):
-        assert "expected the whole state on each host, but ranks have different parts" in message
-        assert "optimizer; use --survive" in message
-    assert [*tmp_path.iterdir()] == []

@@ -48,7 +48,6 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"tf32": True, "device": "numpy"}, "--device tf32 requires --device cuda --dtype float32"),
         ({"tf32": True, "device": "cuda", "dtype": "bfloat16"}, "requires --device cuda --dtype"),
         ({"shards": 3}, "--exact shards requires --exact"),
-        ({"stage": "local", "dataset": "folder"}, "--dataset stage requires --dataset shards"),
         ({"lr_base_batch": 32}, "--lr-scaling base_batch requires --lr-scaling"),
         ({"plateau_factor": 0.5}, "--schedule plateau_factor requires --schedule plateau"),
         ({"tensorboard_histograms": 2}, "--tensorboard histograms requires --tensorboard"),

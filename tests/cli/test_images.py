@@ -77,25 +77,6 @@ def test_a_damaged_image_ends_two_ranks_with_one_sentence(tmp_path, mpiexec):
     assert "train/cat/2.png" in line
 
 
-@pytest.mark.long
-def test_ranks_train_on_the_copy_that_one_of_them_makes(tmp_path, mpiexec, capsys):
-    local = tmp_path / "local"
-    arguments = [*OPTIONS, *write_sources(tmp_path, "png")["shards"], f"--stage={local}"]
-    weights = [tmp_path / f"{ranks}.safetensors" for ranks in (1, 2)]
-    done = mpiexec(
-        2, [*TRAIN, *arguments, f"--output-dir={tmp_path / 'b'}", f"--save={weights[1]}"]
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    copied = {path: path.stat().st_ino for path in local.rglob("*.tar")}
-    assert copied
-    first = tmp_path / "shards" / "train" / "shard-000000.tar"
-    first.write_bytes(bytes(first.stat().st_size))  # from now on only the copy is whole
-    assert main([*arguments, f"--output-dir={tmp_path / 'a'}", f"--save={weights[0]}"]) == 0
-    assert capsys.readouterr().out == done.stdout
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert {path: path.stat().st_ino for path in local.rglob("*.tar")} == copied
-
-
 def test_a_run_of_an_earlier_version_continues_without_turning_photographs(
     tmp_path, monkeypatch, capsys
 ):

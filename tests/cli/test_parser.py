@@ -79,7 +79,7 @@ def help_page(capsys: pytest.CaptureFixture[str], *section: str) -> str:
             ["--trace=a:steps=5:7,kernels=true", "--device=:graph=no"],
             {"trace": "a", "trace_steps": "5:7", "trace_kernels": True, "graph": False},
         ),
-        (["--keep=3:every=null", "--scheme=:bucket_bytes=9"], {"keep": 3, "bucket_bytes": 9}),
+        (["--keep=3", "--scheme=:bucket_bytes=9"], {"keep": 3, "bucket_bytes": 9}),
     ],
 )
 def test_arguments_become_values(arguments, values):
@@ -108,8 +108,8 @@ def test_an_option_in_the_value_of_another_one_may_be_typed_as_before(name, tmp_
         lines["device"] = "cuda"
     if name == "plateau_factor":
         lines["plateau"] = "2"
-    if name in ("mtbf", "checkpoint_local_every"):
-        lines["checkpoint_local"] = "folder"
+    if name == "mtbf":
+        lines["survive"] = "true"
     lines = {key: value for key, value in lines.items() if value}
     (tmp_path / "run.yaml").write_text("".join(f"{key}: {text}\n" for key, text in lines.items()))
     config = [f"--config={tmp_path / 'run.yaml'}"]

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.data import Tokenizer, load_text, tokenizer, train_tokenizer
-from pydtnn.data.__main__ import main
+from pydtnn.data import Tokenizer, load_text, tokenizer
 from pydtnn.data.inputs import inputs_of
 from pydtnn.saving.models import inputs_from_json, inputs_to_json
 from tests.each import each
+from tests.small_tokenizer import write_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -22,8 +22,7 @@ TEXT = "".join(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    train_tokenizer(TEXT, tmp_path / "t.json", 300)
-    return tmp_path / "t.json"
+    return write_tokenizer(TEXT, tmp_path / "t.json", 300)
 
 
 def test_tokens_are_those_of_the_library(file):
@@ -33,8 +32,6 @@ def test_tokens_are_those_of_the_library(file):
     assert ours.size == theirs.get_vocab_size() == 300
     assert len(tokens) < 0.6 * len(TEXT)
     assert ours.decode(tokens) == TEXT.decode()
-    train_tokenizer(TEXT, file.with_name("again.json"), 300)
-    assert file.read_bytes() == file.with_name("again.json").read_bytes()
 
 
 def test_long_texts_are_encoded_in_pieces(file, monkeypatch):
@@ -86,17 +83,6 @@ def test_another_tokenizer_is_another_encoding_that_a_model_remembers(file, tmp_
     assert inputs_from_json(json.loads(model))[1].encoding == sets[1].encoding
 
 
-def test_the_command_trains_on_the_lines_of_nine_tenths(tmp_path, capsys):
-    """Of pairs of letters, one has one more occurrence, in the last line."""
-    (tmp_path / "text").write_bytes(b"ab\n" * 9 + b"xy\n" * 10 + b"QQ" * 5)
-    output = str(tmp_path / "t.json")
-    given = ["tokenizer", str(tmp_path / "text"), "--vocabulary", "257", "--output", output]
-    assert main(given) == 0
-    assert "t.json: 257 tokens; a token of" in capsys.readouterr().out
-    words = json.loads(Path(output).read_text())["model"]["vocab"]
-    assert {word for word in words if len(word) > 1} == {"xy"}
-
-
 BPE = b'{"model": {"type": "BPE", "vocab": %s, "merges": []}}'
 
 
@@ -133,5 +119,3 @@ def test_other_texts_are_refused(file, tmp_path):
     (tmp_path / "text").write_bytes(b"followed")
     with pytest.raises(ValueError, match=r"expected at least 18 tokens.* got [1-8] in"):
         load_text(tmp_path / "text", length=8, tokenizer=file)
-    with pytest.raises(ValueError, match="vocabulary must be at least 256"):
-        train_tokenizer(TEXT, tmp_path / "t.json", 255)

@@ -79,7 +79,6 @@ GOOD: dict[str, list[str]] = {
     "checkpoint_epochs": ["0", "1", "5"],
     "checkpoint_steps": ["1", "2", "1000"],
     "keep": ["1", "2", "1000000"],
-    "keep_every": ["1", "3", "1000000"],
 }
 """Values that hold by themselves, each of which ends in a moment."""
 

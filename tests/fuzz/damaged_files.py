@@ -42,13 +42,12 @@ from pydtnn.data import (
     load_shards,
     load_text,
     pack_shards,
-    train_tokenizer,
 )
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
 from pydtnn.data.packing import PROGRESS
-from pydtnn.data.shards import INDEX, stage_shards
+from pydtnn.data.shards import INDEX
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
@@ -78,6 +77,7 @@ from pydtnn.utils.imports import import_object
 from tests.data.image_files import write_images
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
+from tests.small_tokenizer import write_tokenizer
 from tests.small_training import checksums, small_model, small_trainer, trained
 from tests.tools.interchange import test_keras, test_torch_files
 from tests.tools.tracing.synthetic import write_run
@@ -546,11 +546,8 @@ class Shards(Kind):
         return json.dumps(content).encode(), shard["name"]
 
     def read(self) -> tuple[Dataset, Dataset]:
-        copy = self.folder.with_name("copy")
-        shutil.rmtree(copy, ignore_errors=True)
         both = load_shards(data_dir=self.folder)
         assert len(both[0].read(np.arange(len(both[0])))[0])
-        load_shards(data_dir=stage_shards(self.folder, copy))
         return both
 
     def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
@@ -756,7 +753,7 @@ class Tokenizers(Kind):
     objects = "t.json"
 
     def prepare(self) -> None:
-        train_tokenizer(b"one two three, two three four\n" * 9, self.folder / "t.json", 280)
+        write_tokenizer(b"one two three, two three four\n" * 9, self.folder / "t.json", 280)
 
     def read(self) -> Any:
         return Tokenizer(self.folder / "t.json").encode(b"one two " * 99)

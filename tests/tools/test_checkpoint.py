@@ -1,16 +1,14 @@
-"""The command that lists, verifies, compares and repairs checkpoints."""
+"""The command that lists, verifies and compares checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.run_directory import claim
 from pydtnn.tools.checkpoint import main
-from pydtnn.training.checkpoint import find_checkpoints, layout, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.utils.files import fill_folder
 from tests.each import each
 from tests.small_training import small_trainer, trained
@@ -88,48 +86,7 @@ def test_differences_are_printed_with_their_size(run, capsys):
     assert "parts.trainer[0].epoch: 1 -> 2" in out
 
 
-def test_a_damaged_checkpoint_is_put_aside(run, capsys):
-    old, new = find_checkpoints(run)
-    flip_a_bit(new / "arrays.safetensors")
-    (run / ".checkpoint-00000012.partial").mkdir()
-    assert main(["repair", str(run)]) == 0
-    partial, damaged = capsys.readouterr().out.splitlines()
-    assert ".checkpoint-00000012.partial: removed" in partial
-    assert damaged.endswith("put aside as .checkpoint-00000008.damaged")
-    assert find_checkpoints(run) == [old]
-    assert main(["repair", str(run)]) == 0
-    assert capsys.readouterr().out == "nothing to repair\n"
-
-
-def test_a_file_is_repaired_from_another_checkpoint_with_the_same_content(
-    tmp_path, capsys, monkeypatch
-):
-    """As that of parameters that are frozen."""
-    monkeypatch.setattr(layout, "FILE_BYTES", 200)
-    trainer = small_trainer()
-    path = save_checkpoint(tmp_path, trainer)
-    trainer.optimizer.iterations += 1
-    save_checkpoint(tmp_path, trainer)
-    damaged = sorted(path.glob("arrays-*"))[:2]
-    before = damaged[0].read_bytes()
-    flip_a_bit(damaged[0], at=-1)
-    damaged[1].unlink()
-    assert main(["verify", str(tmp_path)]) == 1
-    assert main(["repair", str(tmp_path)]) == 0
-    names = ", ".join(file.name for file in damaged)
-    assert f"checkpoint-00000000: {names} copied from another" in capsys.readouterr().out
-    assert damaged[0].read_bytes() == before
-    assert main(["verify", str(tmp_path)]) == 0
-
-
-def test_nothing_is_repaired_while_a_run_is_writing(run, capsys):
-    with contextlib.ExitStack() as held:
-        claim(run, held)
-        assert main(["repair", str(run)]) == 1
-    assert "a run is writing in" in capsys.readouterr().err
-
-
-@each("command", ["list", "verify", "repair", "diff"])
+@each("command", ["list", "verify", "diff"])
 def test_a_folder_without_checkpoints_is_an_error_in_one_line(command, tmp_path, capsys):
     folders = [str(tmp_path / "none")] * (2 if command == "diff" else 1)
     assert main([command, *folders]) == 1

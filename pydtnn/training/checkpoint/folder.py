@@ -18,13 +18,10 @@ checkpoint is therefore available until a later one replaces it.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from pydtnn.utils.files import (
     SHA256,
@@ -100,10 +97,7 @@ def begin_checkpoint(path: Path) -> Path:
 
 
 def complete_checkpoint(
-    path: Path,
-    files: Mapping[str, bytes],
-    sums: Mapping[str, str],
-    retention: Retention,
+    path: Path, files: Mapping[str, bytes], sums: Mapping[str, str], keep: int
 ) -> None:
     """Write the remaining files of a checkpoint, rename it into place, and remove older ones.
 
@@ -116,9 +110,9 @@ def complete_checkpoint(
         Contents of the files that are not written yet.
     sums : mapping of str to str
         Checksums of those that are.
-    retention : Retention
-        Checkpoints of later steps are removed too: they are damaged, or belong to a run that was
-        abandoned.
+    keep : int
+        Number of checkpoints that remain. Those of later steps are removed too: they are damaged,
+        or belong to a run that was abandoned.
 
     Raises
     ------
@@ -141,7 +135,7 @@ def complete_checkpoint(
     present = find_checkpoints(directory)
     later = [other for other in present if step_of(other) > step_of(path)]
     older = [other for other in present if step_of(other) <= step_of(path)]
-    for other in (*retention.surplus(older), *later):
+    for other in (*older[:-keep], *later):
         _remove(other)
 
 
@@ -159,46 +153,6 @@ def sums_of(path: Path) -> tuple[Checksums, dict[str, str]]:
     names = " or ".join(kind.file for kind in KINDS)
     other = min((file.name for file in path.glob("*SUMS")), default="none")
     raise ValueError(f"its checksums must be {names} for this version of pydtnn, got {other}")
-
-
-class Retention(NamedTuple):
-    """Which checkpoints remain when another one is written.
-
-    Attributes
-    ----------
-    keep : int
-        The last ones.
-    keep_every : int, optional
-        Besides them, one of so many.
-    """
-
-    keep: int
-    keep_every: int | None = None
-
-    def surplus(self, paths: Sequence[Path]) -> list[Path]:
-        """Return which of some checkpoints, newest last, are to be removed.
-
-        Of those before the last ones, one remains if it is at least `keep_every` intervals after
-        the one before that remains. An interval is the shortest one that there is now: before the
-        end of a run, one checkpoint more may remain until the next.
-        """
-        older = paths[: -self.keep]
-        if self.keep_every is None or not older:
-            return [*older]
-        pairs = itertools.pairwise(paths)
-        interval = min(step_of(after) - step_of(before) for before, after in pairs)
-        kept, removed = 0, []
-        for path in older:
-            if step_of(path) - kept >= self.keep_every * interval:
-                kept = step_of(path)
-            else:
-                removed.append(path)
-        return removed
-
-
-def host_folder(directory: str | Path) -> Path:
-    """Return the folder of this host in one that may be on a disk of each host."""
-    return Path(directory) / platform.node()
 
 
 def partial_path(path: Path) -> Path:

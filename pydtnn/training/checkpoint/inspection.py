@@ -1,11 +1,7 @@
-"""Checkpoints of a run, examined outside of training: verified, compared and repaired."""
+"""Checkpoints of a run, examined outside of training: verified and compared."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +10,7 @@ import numpy as np
 
 from pydtnn.comm import Serial
 from pydtnn.model.pieces import full_piece
-from pydtnn.training.checkpoint.folder import STATE, find_checkpoints, partial_path, sums_of, tidy
+from pydtnn.training.checkpoint.folder import STATE, find_checkpoints
 from pydtnn.training.checkpoint.layout import Described
 from pydtnn.training.checkpoint.reading import (
     Checkpoint,
@@ -22,7 +18,6 @@ from pydtnn.training.checkpoint.reading import (
     read_into,
     verify,
 )
-from pydtnn.utils.files import Checksums, open_file, path_inside
 
 
 class ArrayDifference(NamedTuple):
@@ -98,78 +93,6 @@ def value_differences(first: Any, second: Any, where: str = "") -> Iterator[str]
 
 ABSENT = object()
 """Stands for a value that only the other checkpoint has."""
-
-
-def repair(directory: Path) -> list[str]:
-    """Repair the checkpoints in a folder in which no run is writing; return what was done.
-
-    Incomplete checkpoints are removed. A damaged file is replaced by that of another checkpoint
-    with the same checksum, if there is one. Checkpoints that remain damaged are put aside, as
-    ``.checkpoint-<step>.damaged``, so that they are not found any more.
-
-    Raises
-    ------
-    OSError
-        If files cannot be changed.
-    """
-    done = []
-    for path in sorted(directory.iterdir()):
-        if path.name.startswith(".checkpoint-") and path.suffix in (".partial", ".replaced"):
-            verb = "removed" if path.suffix == ".partial" else "examined"
-            done.append(f"{path.name}: {verb}, as it was left by a process that was killed")
-    tidy(directory)
-    paths = find_checkpoints(directory)
-    for path in paths:
-        _, problem = examine(path)
-        if not problem:
-            continue
-        copied = _copy_from_others(path, [other for other in paths if other != path])
-        _, left = examine(path)
-        if not left:
-            done.append(f"{path.name}: {', '.join(copied)} copied from another checkpoint")
-            continue
-        aside = partial_path(path).with_suffix(".damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-        done.append(f"{path.name}: {left}; put aside as {aside.name}")
-    return done
-
-
-def _copy_from_others(path: Path, others: list[Path]) -> list[str]:
-    """Replace damaged files by intact ones of other checkpoints; return their names."""
-    copied = []
-    with contextlib.suppress(ValueError):
-        kind, sums = sums_of(path)
-        for name, digest in sums.items():
-            target = path_inside("repair", path, name)
-            if _digest(target, kind) == digest:
-                continue
-            for other in others:
-                with contextlib.suppress(ValueError, OSError):
-                    same = [n for n, own in sums_of(other)[1].items() if own == digest]
-                    source = path_inside("repair", other, same[0]) if same else None
-                    if source is not None and _digest(source, kind) == digest:
-                        _replace(source, target)
-                        copied.append(name)
-                        break
-    return copied
-
-
-def _replace(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.copy")
-    shutil.copyfile(source, temporary)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(target)
-
-
-def _digest(path: Path, kind: Checksums) -> str | None:
-    """Return the checksum of a regular file; None if it cannot be read."""
-    try:
-        with open_file("it", path) as file:
-            return hashlib.file_digest(file, kind.new).hexdigest()  # type: ignore[arg-type]
-    except (OSError, ValueError):
-        return None
 
 
 def _read(checkpoint: Checkpoint, name: str, array: Described) -> np.ndarray:

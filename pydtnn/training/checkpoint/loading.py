@@ -8,17 +8,17 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pydtnn.comm import Communicator, agree
-from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.model.load_report import describe as describe_network
 from pydtnn.model.pieces import Piece
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import Parts, State, parts_of, prefix_of, split
-from pydtnn.training.checkpoint.folder import find_checkpoints, host_folder, step_of
+from pydtnn.training.checkpoint.folder import find_checkpoints
 from pydtnn.training.checkpoint.pieces import pieces_in_place
 from pydtnn.training.checkpoint.reading import (
     Checkpoint,
@@ -36,10 +36,8 @@ from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 _log = logging.getLogger("pydtnn.training.checkpoint")
 
 
-def load_checkpoint(
-    directory: str | Path, trainer: Training, *, local: str | Path | None = None
-) -> Path | None:
-    """Continue from the newest valid checkpoint in a folder, or on the disk of any host.
+def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
+    """Continue from the newest valid checkpoint in a folder.
 
     Collective: all ranks call it. Each reads the ranges of arrays that it needs, into the arrays of
     model and optimizer; ranks without access to the folder receive them from others. If the newest
@@ -53,9 +51,6 @@ def load_checkpoint(
     trainer : Trainer
         Constructed as when the checkpoint was saved. Callbacks without saved state keep their
         initial state.
-    local : str or Path, optional
-        Folder of checkpoints that each host has written for itself. Ranks of other hosts receive
-        what those of one host read.
 
     Returns
     -------
@@ -72,13 +67,7 @@ def load_checkpoint(
     comm = trainer.comm
     with collective(comm, "load_checkpoint"):
         paths = comm.gather_object(on_rank_0(comm, find_checkpoints, directory))[0]
-    places = [_Place(path, 0, False) for path in paths]
-    if local is not None:
-        own = together(comm, find_checkpoints, host_folder(local))
-        for rank, on_its_host in enumerate(comm.gather_object(own)):
-            places += [_Place(path, rank, True) for path in on_its_host]
-    places.sort(key=lambda place: (step_of(place.path), not place.is_local))
-    found = _find_valid(comm, Path(directory), places)
+    found = _find_valid(comm, Path(directory), paths)
     if found is None:
         return None
     checkpoint, readers = found
@@ -95,14 +84,6 @@ def load_checkpoint(
         raise
     _log.debug("loaded %s", checkpoint.path)
     return checkpoint.path
-
-
-class _Place(NamedTuple):
-    """A checkpoint that `rank` has found, on the disk of its host only if it is local."""
-
-    path: Path
-    rank: int
-    is_local: bool
 
 
 class _Restoring:
@@ -248,26 +229,25 @@ class _Restoring:
 
 
 def _find_valid(
-    comm: Communicator, directory: Path, places: Sequence[_Place]
+    comm: Communicator, directory: Path, paths: Sequence[Path]
 ) -> tuple[Checkpoint, list[int]] | None:
     """Return the newest valid checkpoint, and the ranks that can read its files.
 
     Collective: all ranks call it. Warnings about others are logged.
     """
     problems: list[str] = []
-    for path, root, is_local in reversed(places):
+    for path in reversed(paths):
         found, problem = None, None
-        if comm.rank == root:
+        if comm.rank == 0:
             try:
                 found = read_checkpoint(path)
             except ValueError as error:
                 problem = str(error)
-        found, problem = comm.gather_object((found, problem))[root]
+        found, problem = comm.gather_object((found, problem))[0]
         readers: list[int] = []
         if found is not None:
             visible = comm.gather_object(is_visible(found))
-            near = [host == comm.hosts[root] or not is_local for host in comm.hosts]
-            readers = [rank for rank in range(comm.size) if visible[rank] and near[rank]] or [root]
+            readers = [rank for rank in range(comm.size) if visible[rank]] or [0]
             reasons = comm.gather_object(_verify_share(comm, found, readers))
             problem = next(filter(None, reasons), None)
         if problem is None:

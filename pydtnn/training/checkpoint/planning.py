@@ -74,15 +74,13 @@ class Planner:
         )
 
     def plan(
-        self, trainer: Training, comm: Communicator, own: Mapping[str, LocalState], writes: bool
+        self, trainer: Training, own: Mapping[str, LocalState], writes: bool
     ) -> tuple[FilePlan, dict[str, Any], dict[Region, Piece]]:
         """Agree on a checkpoint. Collective: all ranks call it.
 
         Parameters
         ----------
         trainer : Trainer
-        comm : Communicator
-            The ranks that write it together: those of the trainer, or of a host.
         own : mapping of str to OwnState
             The state of each object on this rank.
         writes : bool
@@ -96,7 +94,7 @@ class Planner:
         pieces : dict of Region to Piece
             This rank's pieces, with the names of the arrays in the checkpoint.
         """
-        mesh = trainer.setup.mesh
+        comm, mesh = trainer.comm, trainer.setup.mesh
         described = {name: _describe(trainer, name, state) for name, state in own.items()}
         regions = {name: state.regions for name, state in own.items()}
         digest = hashlib.sha256(pickle.dumps(regions)).digest()
@@ -129,17 +127,6 @@ class Planner:
             pieces |= _rename_all(name, storages[name], comm.rank, state)
         return plan, about, pieces
 
-    def several(
-        self, trainer: Training, comm: Communicator, own: Mapping[str, LocalState]
-    ) -> list[str]:
-        """Return the objects of which a group of ranks does not have one state, whole.
-
-        Collective: all ranks call it.
-        """
-        self.plan(trainer, comm, own, True)
-        assert self._plan is not None
-        return [name for name, storage in self._plan[1].items() if len(storage.ranks) > 1]
-
 
 def _describe(trainer: Training, name: str, state: LocalState) -> About:
     values = hashlib.sha256(to_json(state.values)).digest()
@@ -164,8 +151,6 @@ def _store(name: str, abouts: Sequence[Mapping[str, About]], places: Sequence[An
         {axis: number for axis, number in place.items() if axis != "data"} for place in places
     ]
     first = [rank for rank in everyone if not any(others[rank].values())]
-    if not first:  # a group of ranks without the beginning of some axis
-        return StateStorage(everyone, everyone, True)
     first.sort(key=lambda rank: (places[rank].get("data", rank), rank))
     data = [places[rank].get("data", rank) for rank in everyone]
     values = {about.get(name, nothing).values for about in (abouts[rank] for rank in first)}

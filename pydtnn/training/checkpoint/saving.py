@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.agree import agree, on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.assembly import TAG, FilePlan, assemble
 from pydtnn.training.checkpoint.content import to_json
 from pydtnn.training.checkpoint.folder import (
     STATE,
     XXH64,
-    Retention,
     begin_checkpoint,
     checkpoint_path,
     complete_checkpoint,
@@ -98,7 +97,7 @@ def save_checkpoint(
         On all ranks, if it cannot be written, for example on a full disk or without permission,
         or if ranks differ that must be equal. Earlier checkpoints are kept.
     """
-    saver = Saver(directory, config=config, retention=Retention(keep))
+    saver = Saver(directory, config=config, keep=keep)
     with collective(trainer.comm, "save_checkpoint"):
         error = saver.start(trainer, background=False) or saver.settle(trainer.comm)
     if error is not None:
@@ -153,15 +152,13 @@ class Saver:
     directory : str or Path
     config : mapping, optional
         See `save_checkpoint`.
-    retention : Retention
+    keep : int
+        Number of checkpoints that remain.
     check : callable, optional
         Called on rank 0 before the first file is written; may raise OSError.
     on_error : callable, optional
         Called on rank 0 with the reason, as soon as it is known that a checkpoint cannot be
         written.
-    comm : Communicator, optional
-        The ranks of this host, which then write a checkpoint of their own; rank 0 is the first of
-        them. By default all ranks of a trainer write one together.
 
     Attributes
     ----------
@@ -177,34 +174,19 @@ class Saver:
         directory: str | Path,
         *,
         config: Mapping[str, Any] | None = None,
-        retention: Retention,
+        keep: int,
         check: Callable[[], object] | None = None,
         on_error: Callable[[str], object] = lambda reason: None,
-        comm: Communicator | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.config = dict(config or {})
-        self.retention = retention
+        self.keep = keep
         self.check = check
         self.on_error = on_error
-        self.comm = comm
         self.pending: PendingCheckpoint | None = None
         self.blocked = self.written = 0.0
         self._planner = Planner()
         self._begin = 0.0
-
-    def check_whole(self, trainer: Training) -> None:
-        """Raise AgreedError if the ranks of a host have a part of the state only.
-
-        Collective: all ranks call it.
-        """
-        several = self._planner.several(trainer, self.comm or trainer.comm, local_states(trainer))
-        error = ValueError(
-            "--checkpoint-every local: expected the whole state on each host, but ranks have "
-            f"different parts or values of {', '.join(several)}; use --survive, which copies "
-            "them to others"
-        )
-        agree(trainer.comm, error if several else None)
 
     def start(self, trainer: Training, *, background: bool) -> str | None:
         """Begin to write a checkpoint, after `settle`. Collective: all ranks call it.
@@ -242,7 +224,7 @@ class Saver:
 
     def _write(self, trainer: Training, background: bool) -> str | None:
         """Copy the pieces of all ranks into files."""
-        comm = self.comm or trainer.comm
+        comm = trainer.comm
         step = trainer.optimizer.iterations
         path = checkpoint_path(self.directory, step)
         own = local_states(trainer)
@@ -252,7 +234,7 @@ class Saver:
             if comm.rank == 0:
                 self.on_error(str(error))
             return str(error)
-        plan, about, pieces = self._planner.plan(trainer, comm, own, partial_path(path).is_dir())
+        plan, about, pieces = self._planner.plan(trainer, own, partial_path(path).is_dir())
         content = {"step": step, "seed": trainer.model.seed, "configuration": self.config} | about
         files = {STATE: to_json(content)} if comm.rank == 0 else {}
         writer = Writer(path, plan.files(comm.rank), later=background)
@@ -365,7 +347,7 @@ class Saver:
         def complete() -> None:
             try:
                 if not errors:
-                    complete_checkpoint(pending.path, pending.files, ordered, self.retention)
+                    complete_checkpoint(pending.path, pending.files, ordered, self.keep)
                     return
                 tidy(pending.path.parent)
             except Exception as error:  # whatever it is, rank 0 reports it

@@ -175,7 +175,6 @@ WITH: dict[str, dict[str, Any]] = {
     "recompute": {"model": "resnet8"},
     "memory_limit": {"model": "resnet8", "recompute": "auto"},
     "mtbf": {"checkpoint_every": "auto"},
-    "checkpoint_local_every": {"checkpoint_local": "local"},
     "bucket_bytes": {"model": "resnet8"},  # of the CNN, nearly all gradients are in one array
     "compress_options": {"compress": "top_k"},
     "shards": {"exact": True},
@@ -196,7 +195,7 @@ WITH: dict[str, dict[str, Any]] = {
 
 VALUES: dict[str, Any] = {
     **{"model": "mlp", "model_options": {"hidden": [64]}, "dataset": "digits", "image_size": 8},
-    **{"dataset_options": DATA | {"shape": [16, 16, 1]}, "data_dir": "data", "stage": "local"},
+    **{"dataset_options": DATA | {"shape": [16, 16, 1]}, "data_dir": "data"},
     **{"validation_split": 0.2, "augment": "flip", "mixup": 0.2, "cutmix": 1.0},
     **{"epochs": 4, "steps_per_epoch": 3, "batch_size": 8, "global_batch_size": 32},
     **{"accumulation": 2, "loss": "mse", "loss_options": {"class_weights": "balanced"}},
@@ -215,8 +214,7 @@ VALUES: dict[str, Any] = {
     **{"recompute": "auto", "memory_limit": "8GB", "threads": 3, "tuning": "direct"},
     **{"loader_threads": 0, "output_dir": "run", "save": "m.pydtnn", "load": "w.safetensors"},
     **{"load_options": {"strict": False}, "checkpoint_epochs": 2, "checkpoint_steps": 3},
-    **{"checkpoint_every": "5min", "mtbf": "1 h", "keep_every": 10, "grace": 30.0},
-    **{"checkpoint_local": "local", "checkpoint_local_every": "7 steps"},
+    **{"checkpoint_every": "5min", "mtbf": "1 h", "grace": 30.0},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
     **{"mlflow": "digits", "wandb": "digits"},
     **{"min_ranks": 2, "buddy_interval": "5 steps"},

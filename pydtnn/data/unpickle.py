@@ -1,8 +1,8 @@
 """Safe reading of pickles: those of CIFAR, and those in the files of PyTorch.
 
 A pickle is a program for a stack machine with a memo: it may call any function, nest objects so
-deeply that hashing them overflows the C stack, and declare sizes that exceed the memory. The
-interpreter here implements only the instructions of plain data. The names that NumPy writes for an
+deeply that hashing them overflows the C stack, and declare sizes that exceed the memory. Here, only
+the instructions of plain data are executed. The names that NumPy writes for an
 array of bytes are replaced by classes that check their arguments; any other name raises an error. A
 pickle can therefore only create arrays of bytes, strings, numbers, lists and dictionaries. For
 tensors, the converter of PyTorch's files passes other replacements, and lets objects of other names
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import io
 import math
-import pickletools
+import pickle
+import struct
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,19 +69,31 @@ STANDINS: Names = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
 }
 
-CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-
-VALUES = {
+PLAIN = (
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
     *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-}
-"""Instructions that push their argument."""
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("EMPTY_LIST", "LIST", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "PERSID", "BINPERSID"),
+)
+"""Instructions that are left to Python's library."""
 
-STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
-"""Strings of Python 2: bytes, which `pickletools` decodes as Latin-1."""
 
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+def _code(name: str) -> int:
+    code: bytes = getattr(pickle, name)
+    return code[0]
+
+
+class Table(dict[Any, Any]):
+    """A dictionary whose keys have no parts, so that hashing them needs no stack; bytes are str."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, str | bytes | int | float | Skipped | None):
+            raise ValueError(f"a key that is not a string but of type {type(key).__name__}")
+        super().__setitem__(key.decode("latin1") if isinstance(key, bytes) else key, value)
 
 
 class Skipped:
@@ -113,7 +126,10 @@ class UnsafePickle(Exception):
     """The pickle contains a name that is not plain data."""
 
 
-DAMAGED = (ValueError, TypeError, LookupError, OverflowError)
+DAMAGED = (
+    *(ValueError, TypeError, LookupError, OverflowError),
+    *(pickle.UnpicklingError, EOFError, AttributeError, struct.error),
+)
 """Errors of the instructions of a pickle that is damaged."""
 
 
@@ -132,114 +148,75 @@ def run_pickle(
 
     Raises
     ------
-    Refused
-        If the pickle contains another name, or an object outside it.
-    ValueError, TypeError, LookupError, OverflowError
-        If it is damaged; `DAMAGED` contains them.
+    UnsafePickle
+        If the pickle contains another name or instruction, or an object outside it.
+    ValueError, ...
+        If it is damaged; `DAMAGED` contains the types.
     """
-    return _PickleMachine(names, persistent).run(stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes in the strings of a damaged pickle
+        return _PickleMachine(stream, names, persistent).load()
 
 
-class _PickleMachine:
-    """Interpreter of a pickle, with one method call per instruction."""
+_LIBRARY: Any = pickle._Unpickler
+"""The interpreter in Python; that in C allocates memory for the largest number of the memo."""
 
-    def __init__(self, names: Names, persistent: Callable[[Any], Any] | None) -> None:
+
+class _Instructions(dict[int, Callable[[Any], None]]):
+    """The functions of instructions by their code; others are refused."""
+
+    def __missing__(self, code: int) -> Any:
+        raise UnsafePickle(f"an object made by the instruction {code:#x}")
+
+
+class _PickleMachine(_LIBRARY):
+    """The interpreter of Python's library in Python, with the instructions of plain data only."""
+
+    def __init__(
+        self, stream: BinaryIO, names: Names, persistent: Callable[[Any], Any] | None
+    ) -> None:
+        super().__init__(stream, encoding="bytes")
         self.names, self.persistent = names, persistent
         self.kinds = (Skipped, *(kind for kind in names.values() if isinstance(kind, type)))
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
 
-    def run(self, stream: BinaryIO) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in the strings of a damaged pickle
-            for opcode, argument, _ in pickletools.genops(stream):
-                if opcode.name == "STOP":
-                    break
-                self.do(opcode.name, argument)
-        (result,) = self.stack
-        return result
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the replacement of a name."""
+        try:
+            return self.names[module, name]
+        except KeyError:
+            raise UnsafePickle(f"{module}.{name}") from None
 
-    def do(self, name: str, argument: Any) -> None:
-        push = self.stack.append
-        if name in VALUES:
-            push(argument)
-        elif name in STRINGS:
-            push(argument.encode("latin1"))
-        elif name in CONSTANTS:
-            push(CONSTANTS[name])
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            push(self.memo[argument])
-        elif name == "MARK":
-            self.marks.append(len(self.stack))
-        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
-            push([] if name == "EMPTY_LIST" else {})
-        elif name == "LIST":
-            push(self.since_mark())
-        elif name == "DICT":
-            items = self.since_mark()
-            push(self.filled({}, items))
-        elif name in ("EMPTY_TUPLE", "TUPLE"):
-            push(tuple(self.since_mark()) if name == "TUPLE" else ())
-        elif name in TUPLES:
-            push(tuple(self.popped(TUPLES[name])))
-        elif name in ("APPEND", "APPENDS"):
-            items = self.popped(1) if name == "APPEND" else self.since_mark()
-            self.top(list, Skipped).extend(items)
-        elif name in ("SETITEM", "SETITEMS"):
-            items = self.popped(2) if name == "SETITEM" else self.since_mark()
-            self.filled(self.top(dict, Skipped), items)
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            module, found = argument.split(" ", 1) if argument else self.popped(2)
-            if not isinstance(module, str) or not isinstance(found, str):
-                raise ValueError("a name that is not a string")
-            try:
-                push(self.names[module, found])
-            except KeyError:
-                raise UnsafePickle(f"{module}.{found}") from None
-        elif name == "REDUCE" or (name == "NEWOBJ" and isinstance(self.names, Lenient)):
-            kind, arguments = self.popped(2)
-            if not callable(kind) or not isinstance(arguments, tuple):
-                raise ValueError("a call of an object that is not a function")
-            push(kind(*arguments))
-        elif name == "BUILD":
-            (state,) = self.popped(1)
-            self.top(*self.kinds).__setstate__(state)
-        elif name == "BINPERSID" and self.persistent is not None:
-            push(self.persistent(*self.popped(1)))
-        elif name not in ("PROTO", "FRAME"):
-            what = "outside the file" if "PERSID" in name else f"made by {name}"
-            raise UnsafePickle(f"an object {what}")
+    def persistent_load(self, identifier: Any) -> Any:
+        """Return an object outside the pickle."""
+        if self.persistent is None:
+            raise UnsafePickle("an object outside the file")
+        return self.persistent(identifier)
 
-    def popped(self, count: int) -> list[Any]:
-        """Pop `count` values from the stack, down to the last mark at most."""
-        if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
-            raise ValueError("the stack is empty")
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
+    def load_build(self) -> None:
+        """Give a state to a replacement, and to no other object: that would set attributes."""
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], self.kinds):
+            raise ValueError("a state of an object that has none")
+        self.stack[-1].__setstate__(state)
 
-    def since_mark(self) -> list[Any]:
-        """Pop all values after the last mark."""
-        items = self.stack[self.marks[-1] :]
-        del self.stack[self.marks.pop() :]
-        return items
-
-    def top(self, *kinds: type) -> Any:
-        """Return the last value without removing it."""
-        if not isinstance(self.stack[-1], kinds):
-            raise ValueError("an update of an object that is not a list or dictionary")
-        return self.stack[-1]
-
-    def filled(self, into: Any, items: list[Any]) -> Any:
-        """Add alternating keys and values; keys have no parts, so hashing is safe."""
+    def load_dict(self) -> None:
+        """Make a dictionary of keys and values."""
+        items, made = self.pop_mark(), Table()
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | bytes | int | float | Skipped | None):
-                raise ValueError(f"a key that is not a string but of type {type(key).__name__}")
-            into[key.decode("latin1") if isinstance(key, bytes) else key] = value
-        return into
+            made[key] = value
+        self.append(made)
+
+    def load_empty_dictionary(self) -> None:
+        """Make a dictionary."""
+        self.append(Table())
+
+    dispatch = _Instructions({code: _LIBRARY.dispatch[code] for code in map(_code, PLAIN)})
+    dispatch |= {
+        pickle.BUILD[0]: load_build,
+        pickle.DICT[0]: load_dict,
+        pickle.EMPTY_DICT[0]: load_empty_dictionary,
+        pickle.NEWOBJ[0]: _LIBRARY.load_reduce,
+    }
 
 
 def read_pickle(path: Path) -> dict[str, Any]:

@@ -18,7 +18,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pydtnn.data.unpickle import DAMAGED, Lenient, Skipped, UnsafePickle, one_line, run_pickle
+from pydtnn.data.unpickle import (
+    DAMAGED,
+    Lenient,
+    Skipped,
+    Table,
+    UnsafePickle,
+    one_line,
+    run_pickle,
+)
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import MAX_AXES, SHORT, TYPES
 from pydtnn.tools.interchange.archives import BEGIN, Archive, Buffer
@@ -126,16 +134,14 @@ class Tensor:
         return array.astype(np.float32 if dtype.name in SHORT else dtype, copy=False)
 
 
-class _Ordered(dict[Any, Any]):
+class _Ordered(Table):
     """Replacement of ``collections.OrderedDict``, whose attributes are not read."""
 
     def __init__(self, *items: Any) -> None:
         super().__init__()
         for pairs in items:
             for name, value in pairs:
-                if not isinstance(name, str | bytes | int):
-                    raise ValueError("a key that is not a string")
-                self[_text(name)] = value
+                self[name] = value
 
     def __setstate__(self, state: object) -> None:
         pass

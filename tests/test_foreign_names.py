@@ -137,9 +137,15 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "trainer.logs['loss']": (KeyError, "before the first step"),
     "trainer.fit(X, Y)": (TypeError, r"ndarray; use ArrayDataset\(x, y\)"),
     "trainer.fit([(X[0], 0)])": (TypeError, "list; use ArrayDataset.*Dataset with read"),
-    "trainer.fit(torch.DataLoader())": (TypeError, "DataLoader; pass its data set"),
-    "trainer.fit(pandas.DataFrame())": (TypeError, "DataFrame; use ArrayDataset.*to_numpy"),
-    "trainer.fit(loader)": (TypeError, "Loader; pass its data set"),
+    "trainer.fit(torch.DataLoader())": (
+        TypeError,
+        "DataLoader; use ArrayDataset.*with read",
+    ),
+    "trainer.fit(pandas.DataFrame())": (
+        TypeError,
+        "DataFrame; use ArrayDataset.*of a frame",
+    ),
+    "trainer.fit(loader)": (TypeError, "Loader; use ArrayDataset.*Dataset with read"),
     "dataset[:3]": (TypeError, r"dataset.subset\(indices\)"),
     "dataset[12]": (IndexError, r"in 0\.\.11, got 12"),
     "model.load('x')": (TypeError, r"pydtnn.load\(path\)"),

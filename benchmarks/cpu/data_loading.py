@@ -19,7 +19,6 @@ import time
 from typing import Any
 
 from pydtnn.data import (
-    AutoAugment,
     ColorJitter,
     Cutout,
     Dataset,
@@ -43,7 +42,6 @@ STAGES: dict[str, dict[str, Any]] = {
     "  resized crop": {"augment": (*CROP_FLIP, RandomResizedCrop())},
     "  jitter": {"augment": (*CROP_FLIP, ColorJitter())},
     "  RandAugment": {"augment": (*CROP_FLIP, RandAugment())},
-    "  AutoAugment": {"augment": (*CROP_FLIP, AutoAugment())},
     "  mixup": {"augment": CROP_FLIP, "mix": [Mixup()]},
 }
 

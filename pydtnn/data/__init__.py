@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pydtnn.data.array import ArrayDataset as ArrayDataset
     from pydtnn.data.augment import AUGMENTATIONS as AUGMENTATIONS
     from pydtnn.data.augment import Augmentation as Augmentation
-    from pydtnn.data.augment import AutoAugment as AutoAugment
     from pydtnn.data.augment import ColorJitter as ColorJitter
     from pydtnn.data.augment import Cutout as Cutout
     from pydtnn.data.augment import HorizontalFlip as HorizontalFlip
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from pydtnn.data.packing import verify_shards as verify_shards
     from pydtnn.data.prepare import Prepare as Prepare
     from pydtnn.data.shards import load_shards as load_shards
-    from pydtnn.data.shards import stage_shards as stage_shards
-    from pydtnn.data.shards import staged_folder as staged_folder
     from pydtnn.data.synthetic import Synthetic as Synthetic
     from pydtnn.data.synthetic import load_synthetic as load_synthetic
     from pydtnn.data.text import TokenDataset as TokenDataset

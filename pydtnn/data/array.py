@@ -146,18 +146,10 @@ class ArrayDataset(Dataset):
         if classes is None:
             classes = usual or high + 1
         if low < 0 or high >= classes:
-            advice = ""
-            if low == 1 and high == classes:
-                advice = "; labels start at 0: use y - 1"
-            elif set(np.unique(known)) == {-1, 1}:
-                advice = "; use y > 0 for the classes 0 and 1"
-            elif low < 0 and self.ignore_index is None:
-                advice = "; use y.astype('float32') for numbers, as mse takes, or set ignore_index"
-            elif low < 0 or high == 255:
-                advice = "; set ignore_index if these have no class"
-            limits = "at least 0" if low < 0 else f"in 0..{classes - 1}"
             raise ValueError(
-                f"{self.name}: labels must be {limits}, got {low if low < 0 else high}{advice}"
+                f"{self.name}: labels must be in 0..{classes - 1}, got {low if low < 0 else high}; "
+                "subtract the smallest, set ignore_index to one that is no class, or convert "
+                "numbers that are no classes to floats"
             )
         return classes, y.astype(np.int64)
 

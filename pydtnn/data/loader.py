@@ -234,17 +234,13 @@ class Loader(SuggestsNames):
                 f"Loader: the global batch must be at most the {n} samples of {dataset.name}, got "
                 f"{batch}; use a batch of at most {n} over all ranks"
             )
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"Loader: rank must be in 0..{self.size - 1}, got {self.rank}")
+        check_int("Loader", "rank", self.rank, at_least=0, at_most=self.size - 1)
+        check_int("Loader", "prefetch", self.prefetch, at_least=0)
+        check_int("Loader", "threads", threads, at_least=1)
         if self.size > batch:
             raise ValueError(
                 f"Loader: expected at most one rank per sample of the global batch "
                 f"({batch}), got {self.size} ranks; use fewer ranks or a larger batch"
-            )
-        if self.prefetch < 0 or threads < 1:
-            raise ValueError(
-                f"Loader: prefetch must be at least 0 and threads at least 1, got {self.prefetch} "
-                f"and {threads}"
             )
         if augment and has_several_inputs(dataset.input_shape):
             raise ValueError(
@@ -382,20 +378,6 @@ def samples_of_step(
     return max(min(DEFAULT_BATCH * ranks, len(dataset)), 1)
 
 
-def _given(dataset: Any) -> str:
-    """Describe an object that is not a data set, and what to use instead."""
-    kind, use = type(dataset).__name__, "use ArrayDataset(x, y) for arrays"
-    if kind == "tuple":
-        use = "use ArrayDataset(*pair) for a pair of arrays"
-    elif kind == "DataFrame":
-        use = "use ArrayDataset(frame[columns].to_numpy('float32'), frame[label].to_numpy())"
-    elif kind in ("DataLoader", "Loader"):
-        use = "pass its data set, and batch_size to fit"
-    elif kind == "list" or hasattr(dataset, "__getitem__"):
-        use = "use ArrayDataset(x, y) for arrays, or a Dataset with read(indices) for samples"
-    return f"{kind}; {use}"
-
-
 def _find_masks(
     dataset: Dataset, augment: Sequence[Augmentation], targets: str
 ) -> tuple[bool, ...]:
@@ -442,7 +424,10 @@ def check_dataset(who: str, dataset: Any) -> None:
     """
     kind = type(dataset).__name__
     if not isinstance(dataset, Dataset):
-        raise TypeError(f"{who}: expected a data set, got {_given(dataset)}")
+        raise TypeError(
+            f"{who}: expected a data set, got {kind}; use ArrayDataset(x, y) for arrays or columns "
+            "of a frame, and a Dataset with read(indices) for other samples"
+        )
     for name in ("name", "input_shape", "classes"):
         if not hasattr(dataset, name):
             raise TypeError(f"{who}: the data set {kind} has no `{name}`; set it")

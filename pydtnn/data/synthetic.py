@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import as_indices, below
 from pydtnn.data.statistics import Statistics, pixel_statistics
 from pydtnn.kernels.reference.random import bits, stream
+from pydtnn.utils.validate import check_int
 
 TRAIN_DIGITS = 1437
 """The first four fifths train: the cut of ``train_test_split(test_size=0.2, shuffle=False)``."""
@@ -144,21 +144,13 @@ def load_synthetic(
 
 
 def _check(samples: int, shape: tuple[int, ...], classes: int) -> None:
-    numbers = [samples, classes, *(shape if isinstance(shape, Sequence) else ["no shape"])]
-    if not all(isinstance(number, Integral) for number in numbers):
-        raise TypeError(
-            "synthetic: samples and classes must be ints and shape three ints, got "
-            f"samples {samples!r}, classes {classes!r} and shape {shape!r}"
-        )
-    if len(shape) != 3 or min(shape[:2]) < MIN_IMAGE_SIDE or shape[2] < 1:
-        raise ValueError(
-            f"synthetic: shape must be (height, width, channels) with at least {MIN_IMAGE_SIDE} x "
-            f"{MIN_IMAGE_SIDE} pixels, got {tuple(shape)}"
-        )
-    if classes < 2:
-        raise ValueError(f"synthetic: classes must be at least 2, got {classes}")
-    if samples < 1:
-        raise ValueError(f"synthetic: samples must be at least 1, got {samples}")
+    if not isinstance(shape, Sequence) or len(shape) != 3:
+        raise ValueError(f"synthetic: shape must be (height, width, channels), got {shape!r}")
+    for name, value, least in (
+        *(("samples", samples, 1), ("classes", classes, 2), ("height", shape[0], MIN_IMAGE_SIDE)),
+        *(("width", shape[1], MIN_IMAGE_SIDE), ("channels", shape[2], 1)),
+    ):
+        check_int("synthetic", name, value, at_least=least)
 
 
 def _bands(classes: int) -> NDArray[np.int64]:

@@ -87,7 +87,7 @@ def _code(name: str) -> int:
     return code[0]
 
 
-class Table(dict[Any, Any]):
+class PickledDict(dict[Any, Any]):
     """A dictionary whose keys have no parts, so that hashing them needs no stack; bytes are str."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -197,18 +197,18 @@ class _PickleMachine(_LIBRARY):
         state = self.stack.pop()
         if not isinstance(self.stack[-1], self.kinds):
             raise ValueError("a state of an object that has none")
-        self.stack[-1].__setstate__(state)
+        self.stack[-1].__setstate__(state)  # type: ignore[attr-defined]
 
     def load_dict(self) -> None:
         """Make a dictionary of keys and values."""
-        items, made = self.pop_mark(), Table()
+        items, made = self.pop_mark(), PickledDict()
         for key, value in zip(items[::2], items[1::2], strict=True):
             made[key] = value
         self.append(made)
 
     def load_empty_dictionary(self) -> None:
         """Make a dictionary."""
-        self.append(Table())
+        self.append(PickledDict())
 
     dispatch = _Instructions({code: _LIBRARY.dispatch[code] for code in map(_code, PLAIN)})
     dispatch |= {

@@ -129,15 +129,11 @@ def _weights(dataset: Dataset, given: Any) -> NDArray[np.float64]:
             )
         return weights[targets]
     weights = plain_array(who, "weights", given).astype(np.float64)
-    if weights.shape != (count,):
+    valid = np.isfinite(weights) & (weights >= 0)
+    if weights.shape != (count,) or not valid.all() or not weights.any():
         raise ValueError(
-            f"{who}: weights must be {count} numbers, one for each sample of {dataset.name}, got "
-            f"an array of shape {weights.shape}"
+            f"{who}: weights must be {count} finite numbers of at least 0, some above 0, one for "
+            f"each sample of {dataset.name}, got {weights[~valid][:1]} in an array of shape "
+            f"{weights.shape}"
         )
-    wrong = ~(np.isfinite(weights) & (weights >= 0))
-    if wrong.any() or not weights.any():
-        found = (
-            f"{weights[wrong.argmax()]} for sample {wrong.argmax()}" if wrong.any() else "only 0"
-        )
-        raise ValueError(f"{who}: weights must be finite and at least 0, some above 0, got {found}")
     return weights

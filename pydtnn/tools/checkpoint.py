@@ -1,4 +1,4 @@
-"""Checkpoints of a run, listed, verified and compared: ``python -m pydtnn checkpoint --help``."""
+"""Checkpoints of a run, listed and verified: ``python -m pydtnn checkpoint --help``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from pathlib import Path
 
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.checkpoint.folder import step_of
-from pydtnn.training.checkpoint.inspection import (
-    differences,
-    examine,
-    newest,
-    value_differences,
-)
-from pydtnn.training.checkpoint.reading import Checkpoint, read_checkpoint
+from pydtnn.training.checkpoint.reading import examine, read_checkpoint
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.units import align, format_quantity
 
 EXAMPLES = """examples:
   python -m pydtnn checkpoint list runs/resnet20-cifar10-1
   python -m pydtnn checkpoint verify runs/resnet20-cifar10-1
-  python -m pydtnn checkpoint diff runs/one runs/another
 """
 
 
@@ -33,9 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser, commands = subcommands(
-        "pydtnn checkpoint", "List, verify and compare checkpoints.", EXAMPLES
-    )
+    parser, commands = subcommands("pydtnn checkpoint", "List and verify checkpoints.", EXAMPLES)
     for name, command, text in (
         ("list", _list, "print the checkpoints of a run"),
         ("verify", _verify, "compare all files with their checksums; status 1 if one is damaged"),
@@ -43,11 +34,6 @@ def create_parser() -> Parser:
         own = commands.add_parser(name, help=text)
         own.add_argument("folder", metavar="RUN", help="folder of a run")
         own.set_defaults(command=command)
-    diff = commands.add_parser("diff", help="print what differs between two; status 1 if any does")
-    for name in ("first", "second"):
-        diff.add_argument(name, help="a checkpoint, or a run, of which the newest is taken")
-    diff.add_argument("--top", type=int, default=20, help="arrays to print; default: 20")
-    diff.set_defaults(command=_diff)
     return parser
 
 
@@ -89,48 +75,6 @@ def _verify(options: argparse.Namespace) -> None:
             f"{bad} of {len(paths)} checkpoints are damaged; delete them: --resume continues from "
             "the newest of the others"
         )
-
-
-def _diff(options: argparse.Namespace) -> None:
-    first, second = (_good(newest(Path(name))) for name in (options.first, options.second))
-    if first.sums == second.sums:
-        _print("equal")
-        return
-    found = list(differences(first, second))
-    values = [*value_differences(_values(first), _values(second))]
-    if not found and not values:  # with checksums of different kinds
-        _print("equal")
-        return
-    rows = [("array", "elements that differ", "largest difference", "relative")]
-    for one in sorted(found, key=lambda one: -one.relative)[: options.top]:
-        if one.reason:
-            rows.append((one.name, one.reason, "", ""))
-        else:
-            share = f"{one.elements:,} of {one.size:,}"
-            rows.append((one.name, share, f"{one.absolute:.3g}", f"{one.relative:.3g}"))
-    if found:
-        _print(*align(rows, 1))
-    arrays = len(first.layout.arrays)
-    _print(f"{len(found)} of {arrays} arrays differ")
-    _print(*values[: options.top])
-    if len(values) > options.top:
-        _print(f"and {len(values) - options.top} further values")
-    raise ValueError(f"{first.path} and {second.path} differ")
-
-
-def _good(path: Path) -> Checkpoint:
-    found, problem = examine(path)
-    if found is None or problem:
-        raise ValueError(f"{path} cannot be used: {problem}")
-    return found
-
-
-def _values(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return what is not in arrays."""
-    content = {**checkpoint.content}
-    parts = content.pop("parts")
-    values = {name: [state["values"] for state in states] for name, states in parts.items()}
-    return {**content, "parts": values}
 
 
 def _print(*lines: str) -> None:

@@ -74,10 +74,13 @@ def test_each_repetition_of_a_sample_is_augmented_in_another_way():
 @each(
     ("weights", "reason"),
     [
-        (np.ones(39), "weights must be 40 numbers, one for each sample of array, got an array of"),
-        (-np.ones(40), "must be finite and at least 0, some above 0, got -1.0 for sample 0"),
-        (np.full(40, np.nan), "got nan for sample 0"),
-        (np.zeros(40), "got only 0"),
+        (
+            np.ones(39),
+            "weights must be 40 finite numbers of at least 0, some above 0, one for each",
+        ),
+        (-np.ones(40), "got [-1.] in an array of shape (40,)"),
+        (np.full(40, np.nan), "got [nan] in an array"),
+        (np.zeros(40), "some above 0"),
         ("rare", "weights must be an array or 'balanced', got 'rare'"),
     ],
 )

@@ -36,7 +36,7 @@ GOOD: dict[str, list[str]] = {
     "validation_split": ["0", "0.2", "0.99", "1e-9"],
     "augment": [
         *("", "none", "crop:1", "flip", "cutout:2", "crop:2,flip,cutout:3", "flip,,flip"),
-        *("resized_crop:0.5:1:1.5,jitter:0.2", "randaugment:3:30,erasing", "autoaugment"),
+        *("resized_crop:0.5:1:1.5,jitter:0.2", "randaugment:3:30,erasing"),
     ],
     "mixup": ["0.2", "1", "1e-3"],
     "cutmix": ["1", "30"],

@@ -11,7 +11,6 @@ import pytest
 from pydtnn.data import (
     ArrayDataset,
     Augmentation,
-    AutoAugment,
     Batch,
     ColorJitter,
     CutMix,
@@ -93,7 +92,7 @@ def random_options(rng: np.random.Generator) -> Options:
     ]
     images = len(dataset.input_shape) == 3
     if images and dataset.pixels and dataset.input_shape[-1] in (1, 3):
-        kinds += [ColorJitter(), RandAugment(2, 20), AutoAugment()]
+        kinds += [ColorJitter(), RandAugment(2, 20)]
     chosen = [kinds[i] for i in rng.permutation(len(kinds))[: rng.integers(0, 4)]]
     _, y = dataset.read(np.arange(1))
     mixings = [Mixup(0.3), CutMix()][int(y.ndim > 1) : 1 + images]

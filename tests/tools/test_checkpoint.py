@@ -1,4 +1,4 @@
-"""The command that lists, verifies and compares checkpoints."""
+"""The command that lists and verifies checkpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from pydtnn.tools.checkpoint import main
-from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
-from pydtnn.utils.files import fill_folder
+from pydtnn.training.checkpoint import find_checkpoints
 from tests.each import each
-from tests.small_training import small_trainer, trained
+from tests.small_training import trained
 
 
 @pytest.fixture
@@ -58,36 +57,7 @@ def test_a_file_that_is_outside_of_its_checkpoint_is_damaged(name, run, tmp_path
     assert f"a link to {tmp_path / name}" in out
 
 
-def test_differences_are_printed_with_their_size(run, capsys):
-    trainer = small_trainer()
-    load_checkpoint(run, trainer)
-    path = save_checkpoint(run.with_name("one"), trainer)
-    trainer.model.parameters["head.w"].master[0, 0] += 0.5
-    other = save_checkpoint(run.with_name("other"), trainer)
-    older = run.with_name("older")  # with sums of another kind, but the same content
-    fill_folder(older, {file.name: file.read_bytes() for file in path.iterdir() if file.suffix})
-    assert (older / "SHA256SUMS").exists()
-    for same in (path, older):
-        assert main(["diff", str(path), str(same)]) == 0
-        assert capsys.readouterr().out == "equal\n"
-    assert main(["diff", str(path), str(other.parent)]) == 1
-    out, told = capsys.readouterr()
-    _, row, total = out.splitlines()
-    name, *numbers = row.split()
-    assert name == "model/head.w"
-    assert numbers[:3] == ["1", "of", f"{trainer.model.parameters['head.w'].size}"]
-    assert float(numbers[3]) == pytest.approx(0.5, abs=1e-3)
-    assert " of " in total
-    assert total.endswith(" arrays differ")
-    assert told == f"pydtnn checkpoint: {path} and {other} differ\n"
-    assert main(["diff", *map(str, find_checkpoints(run)), "--top=99"]) == 1
-    out = capsys.readouterr().out
-    assert "step: 4 -> 8" in out
-    assert "parts.trainer[0].epoch: 1 -> 2" in out
-
-
-@each("command", ["list", "verify", "diff"])
+@each("command", ["list", "verify"])
 def test_a_folder_without_checkpoints_is_an_error_in_one_line(command, tmp_path, capsys):
-    folders = [str(tmp_path / "none")] * (2 if command == "diff" else 1)
-    assert main([command, *folders]) == 1
+    assert main([command, str(tmp_path / "none")]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -18,7 +18,7 @@ from pydtnn.callbacks import (
     StopAtMetric,
 )
 from pydtnn.data import ArrayDataset, WeightedDataset
-from pydtnn.data.augment import AutoAugment, HorizontalFlip, RandomCrop
+from pydtnn.data.augment import HorizontalFlip, RandAugment, RandomCrop
 from pydtnn.data.mixing import CutMix, Mixup
 from pydtnn.layers import Flatten, Linear, Sequential
 from pydtnn.losses import CategoricalCrossEntropy
@@ -74,7 +74,7 @@ def test_loss_metrics_samplers_and_augmentations_have_no_state():
 
     def make() -> tuple[Any, ...]:
         loss = CategoricalCrossEntropy(class_weights=[1.0, 3.0], label_smoothing=0.1)
-        augment = [RandomCrop(1), HorizontalFlip(), AutoAugment()]
+        augment = [RandomCrop(1), HorizontalFlip(), RandAugment()]
         return loss, [Accuracy()], augment, [Mixup(0.2), CutMix(0.5)], WeightedDataset(data)
 
     def fit(parts: tuple[Any, ...], seed: int) -> Trainer:

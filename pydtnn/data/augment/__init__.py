@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pydtnn.data.augment.named import AUGMENTATIONS as AUGMENTATIONS
     from pydtnn.data.augment.named import create_augmentations as create_augmentations
     from pydtnn.data.augment.operations import PixelAugmentation as PixelAugmentation
-    from pydtnn.data.augment.randaugment import AutoAugment as AutoAugment
     from pydtnn.data.augment.randaugment import RandAugment as RandAugment
     from pydtnn.data.augment.resized_crop import RandomResizedCrop as RandomResizedCrop
     from pydtnn.data.augment.simple import Cutout as Cutout

@@ -82,11 +82,6 @@ def solarize(x: Array, threshold: Array) -> Array:
     return np.where(x < threshold[:, None, None, None], x, 255 - x)
 
 
-def invert(x: Array) -> Array:
-    """Invert pixels."""
-    return 255 - x
-
-
 def autocontrast(x: Array) -> Array:
     """Map the minimum of each channel to 0 and its maximum to 255, linearly between them.
 

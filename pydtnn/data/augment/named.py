@@ -16,7 +16,6 @@ AUGMENTATIONS = Named(
         "flip": "HorizontalFlip",
         "jitter": "ColorJitter",
         "randaugment": "RandAugment",
-        "autoaugment": "AutoAugment",
         "cutout": "Cutout",
         "erasing": "RandomErasing",
     },

@@ -57,14 +57,14 @@ def shear_y(x: Array, amount: Array, fill: Array) -> Array:
     return _transform(x, ((1, amount, 0), (0, 1, 0)), fill)
 
 
-def translate_x(x: Array, amount: Array, fill: Array) -> Array:
-    """Shift images left by a number of pixels."""
-    return _transform(x, ((1, 0, 0), (0, 1, amount)), fill)
+def translate_x(x: Array, share: Array, fill: Array) -> Array:
+    """Shift images left by whole pixels: a share of their width."""
+    return _transform(x, ((1, 0, 0), (0, 1, np.trunc(share * x.shape[2]))), fill)
 
 
-def translate_y(x: Array, amount: Array, fill: Array) -> Array:
-    """Shift images up by a number of pixels."""
-    return _transform(x, ((1, 0, amount), (0, 1, 0)), fill)
+def translate_y(x: Array, share: Array, fill: Array) -> Array:
+    """Shift images up by whole pixels: a share of their height."""
+    return _transform(x, ((1, 0, np.trunc(share * x.shape[1])), (0, 1, 0)), fill)
 
 
 def rotate(x: Array, degrees: Array, fill: Array) -> Array:
@@ -127,18 +127,8 @@ class Operation(NamedTuple):
 OPERATIONS: dict[str, Operation] = {
     "shear_x": Operation(shear_x, 0.3, True, True),
     "shear_y": Operation(shear_y, 0.3, True, True),
-    "translate_x": Operation(
-        lambda x, share, fill: translate_x(x, np.trunc(share * x.shape[2]), fill),
-        MAX_TRANSLATION,
-        True,
-        True,
-    ),
-    "translate_y": Operation(
-        lambda x, share, fill: translate_y(x, np.trunc(share * x.shape[1]), fill),
-        MAX_TRANSLATION,
-        True,
-        True,
-    ),
+    "translate_x": Operation(translate_x, MAX_TRANSLATION, True, True),
+    "translate_y": Operation(translate_y, MAX_TRANSLATION, True, True),
     "rotate": Operation(rotate, 30, True, True),
     "brightness": Operation(lambda x, change, _: colour.brightness(x, 1 + change), 0.9, True),
     "saturation": Operation(lambda x, change, _: colour.saturation(x, 1 + change), 0.9, True),
@@ -148,13 +138,9 @@ OPERATIONS: dict[str, Operation] = {
     "solarize": Operation(lambda x, below, _: colour.solarize(x, 256 - below), 256),
     "autocontrast": Operation(lambda x, *_: colour.autocontrast(x)),
     "equalize": Operation(lambda x, *_: colour.equalize(x)),
-    "invert": Operation(lambda x, *_: colour.invert(x)),
 }
-"""Operations by name, with the ranges of torchvision. Of strength 0, all but the last three are the
+"""Operations by name, with the ranges of torchvision. Of strength 0, all but the last two are the
 identity; to this end, the threshold of solarize begins at 256, as in the paper, not at 255."""
-
-NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
-"""Numbers of the operations."""
 
 NO_OPERATION = -1
 """Number of no operation."""

@@ -21,8 +21,8 @@ import numpy as np
 from pydtnn.data.unpickle import (
     DAMAGED,
     Lenient,
+    PickledDict,
     Skipped,
-    Table,
     UnsafePickle,
     one_line,
     run_pickle,
@@ -134,7 +134,7 @@ class Tensor:
         return array.astype(np.float32 if dtype.name in SHORT else dtype, copy=False)
 
 
-class _Ordered(Table):
+class _Ordered(PickledDict):
     """Replacement of ``collections.OrderedDict``, whose attributes are not read."""
 
     def __init__(self, *items: Any) -> None:

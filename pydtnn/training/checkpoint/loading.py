@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.model.load_report import describe as describe_network
 from pydtnn.model.pieces import Piece
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import Parts, State, parts_of, prefix_of, split
@@ -150,7 +148,6 @@ class _Restoring:
         """Raise ValueError if the state of a part does not belong to it, as far as is known."""
         content, trainer = self.checkpoint.content, self.trainer
         mesh, comm, data = trainer.setup.mesh, trainer.comm, trainer.setup.data
-        _check_network(content, self.saved["model"][0], trainer)
         local = content.get("local") or ()
         if local and (mesh is None or mesh.shape != content.get("mesh")):
             axes = ", ".join(f"{axis}={ranks}" for axis, ranks in dict(content["mesh"]).items())
@@ -310,18 +307,3 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         return read_part(checkpoint, "model")
     except ValueError as error:
         raise ValueError(f"{path} cannot be used: {error}") from error
-
-
-def _check_network(content: Mapping[str, Any], saved: State, trainer: Training) -> None:
-    """Raise ValueError if the checkpoint describes its network and that is another one."""
-    configuration = content.get("configuration")
-    own, network = trainer.model.whole.describe(), describe_network(saved)
-    if not isinstance(configuration, dict) or "model" not in configuration or own == network:
-        return
-    names = configuration["model"], configuration.get("dataset", "another data set")
-    options = configuration.get("model_options")
-    with_options = f" with {json.dumps(options)}" if options else ""
-    raise ValueError(
-        f"it is a checkpoint of {names[0]}{with_options} on {names[1]}, with {network}, but the "
-        f"model has {own}; continue with that network, or train this one in another folder"
-    )

@@ -152,6 +152,17 @@ def verify(checkpoint: Checkpoint, files: Iterable[DataFile]) -> None:
             pass
 
 
+def examine(path: Path) -> tuple[Checkpoint | None, str]:
+    """Read and verify a checkpoint; return it, and what is wrong with it (empty if nothing)."""
+    found = None
+    try:
+        found = read_checkpoint(path)
+        verify(found, found.layout.files)
+    except ValueError as error:
+        return found, str(error)
+    return found, ""
+
+
 def _verify(checkpoint: Checkpoint, file: DataFile) -> None:
     layout, total, bad = checkpoint.layout, checkpoint.kind.new(), ""
     total.update(file.header)

@@ -60,7 +60,6 @@ EXACT: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
         (0,),
     ),
     "equalize": (lambda x, _: colour.equalize(x), lambda im, _: ImageOps.equalize(im), (0,)),
-    "invert": (lambda x, _: colour.invert(x), lambda im, _: ImageOps.invert(im), (0,)),
 }
 
 

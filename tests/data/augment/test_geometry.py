@@ -26,11 +26,15 @@ CASES: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
     "shear_x": (operations.shear_x, lambda im, a: affine(im, 1, a, 0, 0, 1, 0), (0, 0.23, -0.3)),
     "shear_y": (operations.shear_y, lambda im, a: affine(im, 1, 0, 0, a, 1, 0), (0, 0.23, -0.3)),
     "translate_x": (
-        operations.translate_x,
+        lambda x, a, fill: operations.translate_x(x, a / x.shape[2], fill),
         lambda im, a: affine(im, 1, 0, a, 0, 1, 0),
         (0, 3, -40),
     ),
-    "translate_y": (operations.translate_y, lambda im, a: affine(im, 1, 0, 0, 0, 1, a), (0, 3, -5)),
+    "translate_y": (
+        lambda x, a, fill: operations.translate_y(x, a / x.shape[1], fill),
+        lambda im, a: affine(im, 1, 0, 0, 0, 1, a),
+        (0, 3, -5),
+    ),
     "rotate": (
         operations.rotate,
         lambda im, a: im.rotate(a, Image.Resampling.NEAREST, fillcolor=FILL),

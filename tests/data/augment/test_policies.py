@@ -1,4 +1,4 @@
-"""RandAugment and AutoAugment: which operations are applied, how often and how strongly."""
+"""RandAugment: which operations are applied, how often and how strongly."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data import AutoAugment, RandAugment
+from pydtnn.data import RandAugment
 from pydtnn.data.augment.operations import NO_OPERATION, OPERATIONS, apply_chosen
-from pydtnn.data.augment.randaugment import CHOICES, CIFAR10
+from pydtnn.data.augment.randaugment import CHOICES
 from pydtnn.data.order import below
 from tests.each import each
 
@@ -40,24 +40,12 @@ def test_randaugment_applies_uniformly_chosen_operations_of_one_strength(rng):
                 negative = bool(words[i, 2 * step + 1] >> 31)
                 expected = applied(expected, NAMES[which], 12 / 30, negative)
         np.testing.assert_array_equal(y[i], expected)
-    assert {NAMES[i] for i in CHOICES if i != NO_OPERATION} == {*NAMES} - {"invert"}
+    assert {NAMES[i] for i in CHOICES if i != NO_OPERATION} == {*NAMES}
     counts = np.bincount(below(rng.integers(0, 2**32, 14_000, dtype=np.uint32), 14))
     assert 850 < counts.min() <= counts.max() < 1150  # 1000, deviation 30
 
 
-def test_autoaugment_applies_the_steps_of_a_pair_with_their_probabilities(rng):
-    x, words = drawn(rng, 300, 8)
-    y = AutoAugment()(x.copy(), words, FILL)
-    for i in range(300):
-        expected = x[i]
-        pair = CIFAR10[below(words[i, 0], 25)]
-        for (name, probability, magnitude), draw in zip(pair, (1, 3), strict=True):
-            if words[i, draw] / 2**32 < probability:
-                expected = applied(expected, name, magnitude / 9, bool(words[i, draw + 1] >> 31))
-        np.testing.assert_array_equal(y[i], expected)
-
-
-@each("name", [n for n in NAMES if n not in ("autocontrast", "equalize", "invert")])
+@each("name", [n for n in NAMES if n not in ("autocontrast", "equalize")])
 def test_an_operation_of_no_strength_is_the_identity(rng, name):
     x, _ = drawn(rng, 4, 0)
     number = np.full(4, NAMES.index(name))
@@ -65,15 +53,6 @@ def test_an_operation_of_no_strength_is_the_identity(rng, name):
     np.testing.assert_array_equal(y, x)
     strong = apply_chosen(x.copy(), number, np.ones(4), np.arange(4) % 2 == 0, FILL)
     assert (strong != x).any(axis=(1, 2, 3)).all()
-
-
-def test_the_policy_is_that_of_the_paper():
-    """Sums over its 50 steps, of which each has an operation that we have."""
-    steps = [step for pair in CIFAR10 for step in pair]
-    names, probabilities, magnitudes = zip(*steps, strict=True)
-    assert {*names} <= {*OPERATIONS}
-    assert (len(CIFAR10), len(names), sum(magnitudes)) == (25, 50, 267)
-    assert sum(probabilities) == pytest.approx(26.5)
 
 
 def test_amounts_are_proportional_to_the_magnitude():

@@ -13,7 +13,6 @@ from pydtnn.data import (
     AUGMENTATIONS,
     ArrayDataset,
     Augmentation,
-    AutoAugment,
     ColorJitter,
     CutMix,
     Cutout,
@@ -32,7 +31,7 @@ from tests.each import each
 Array = NDArray[Any]
 
 MOVING = [
-    *(RandomCrop(3), HorizontalFlip(), RandAugment(), RandAugment(5, 30), AutoAugment()),
+    *(RandomCrop(3), HorizontalFlip(), RandAugment(), RandAugment(5, 30)),
     RandomResizedCrop(0.2),
 ]
 STILL = [ColorJitter(), Cutout(4), RandomErasing(1.0)]

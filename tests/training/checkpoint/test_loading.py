@@ -20,8 +20,7 @@ from pydtnn.optimizers import Adam
 from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.training.checkpoint.folder import XXH64
-from pydtnn.training.checkpoint.inspection import differences, examine
-from pydtnn.training.checkpoint.reading import read_checkpoint, read_into
+from pydtnn.training.checkpoint.reading import examine, read_checkpoint, read_into
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import add_files, fill_folder
@@ -97,12 +96,10 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path):
     for path in find_checkpoints(tmp_path):
         content = json.loads((path / "state.json").read_text()) | {"format": 1}
         arrays = save(load_file(path / "arrays.safetensors"), {"pydtnn": "0.1.0"})
-        new = path.rename(tmp_path.with_name("new"))
+        shutil.rmtree(path)
         fill_folder(
             path, {"arrays.safetensors": arrays, "state.json": json.dumps(content).encode()}
         )
-        assert not [*differences(read_checkpoint(path), read_checkpoint(new))]
-        shutil.rmtree(new)
     other = small_trainer(None, EarlyStopping(), Checkpointer(tmp_path), model=small_model(seed=1))
     assert load_checkpoint(tmp_path, other) == tmp_path / "checkpoint-00000008"
     assert fingerprint(other) == fingerprint(trainer)

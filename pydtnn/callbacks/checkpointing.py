@@ -103,17 +103,8 @@ class Checkpointer(Callback):
         self.blocked = self.waited = 0.0
         self._saved = (0, 0)  # epoch and step of the last checkpoint, or of the start
         self._comm: Any = None
-        self._saver = self._create_saver()
+        self._saver: Saver
         self._timer: Timer | None = None
-
-    def _create_saver(self) -> Saver:
-        return Saver(
-            self.directory,
-            config=self.config,
-            keep=self.keep,
-            check=self.check,
-            on_error=self._warn,
-        )
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Check the folder and the order of callbacks. Collective: all ranks call it.
@@ -139,7 +130,13 @@ class Checkpointer(Callback):
                 on_rank_0(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
             self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
-        self._saver = self._create_saver()
+        self._saver = Saver(
+            self.directory,
+            config=self.config,
+            keep=self.keep,
+            check=self.check,
+            on_error=self._warn,
+        )
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)
 

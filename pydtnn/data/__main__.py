@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydtnn.data.folder import OPTION, check_images
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.machine import default_threads
@@ -15,7 +14,6 @@ from pydtnn.utils.units import parse_size
 
 EXAMPLES = """examples:
   python -m pydtnn.data pack pictures --output shards
-  python -m pydtnn.data check pictures
   python -m pydtnn.data verify shards
   python -m pydtnn.train --dataset shards:image_size=224 --data-dir shards
 """
@@ -28,13 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser, commands = subcommands(
-        "pydtnn.data", "Check and pack images, and verify shards.", EXAMPLES
-    )
-
-    command = commands.add_parser("check", help="decode all images of a folder, name bad files")
-    command.set_defaults(command=_check)
-    command.add_argument("folder", type=Path, help="as for pack")
+    parser, commands = subcommands("pydtnn.data", "Pack images, and verify shards.", EXAMPLES)
 
     command = commands.add_parser("pack", help="pack a folder of images")
     command.set_defaults(command=_pack)
@@ -55,15 +47,6 @@ def create_parser() -> Parser:
     command.set_defaults(command=_verify)
     command.add_argument("shards", type=Path)
     return parser
-
-
-def _check(options: argparse.Namespace) -> None:
-    count, problems = check_images("check", options.folder)
-    for problem in problems:
-        print(problem)
-    if problems:
-        raise ValueError(f"check: {len(problems)} problems beside {count:,} good images; {OPTION}")
-    print(f"{options.folder}: {count:,} images can be read")
 
 
 def _pack(options: argparse.Namespace) -> None:

@@ -169,7 +169,11 @@ def find_images(
     FileNotFoundError, ValueError
         As `load_folder`.
     """
-    _check_root(who, root)
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"{who}: the folder {root} does not exist; specify a folder that contains the images "
+            "of each class in one sub-folder, or train and val with such folders"
+        )
     if not (root / TRAIN).is_dir():
         return _divide(who, root, test_fraction, seed, skip)
     if test_fraction is not None:
@@ -234,31 +238,6 @@ def _list(who: str, folders: Mapping[Path, int], skip: Decoder | None) -> list[I
                 f"sub-folders of {folder}, got {given}; add one sub-folder per class"
             )
     return lists
-
-
-def check_images(who: str, root: Path) -> tuple[int, list[str]]:
-    """Decode all images of a folder; return their number, and what is wrong with other files.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the folder does not exist.
-    """
-    _check_root(who, root)
-    folders = [root / part for part in (TRAIN, *TEST) if (root / part).is_dir()]
-    if not (root / TRAIN).is_dir():
-        folders = [root]
-    problems: list[str] = []
-    found = [_examine(who, folder, Decoder(who), problems) for folder in folders]
-    return sum(len(images.paths) for images in found), problems
-
-
-def _check_root(who: str, root: Path) -> None:
-    if not root.is_dir():
-        raise FileNotFoundError(
-            f"{who}: the folder {root} does not exist; specify a folder that contains the images "
-            "of each class in one sub-folder, or train and val with such folders"
-        )
 
 
 def _examine(who: str, folder: Path, decode: Decoder | None, problems: list[str]) -> ImageFiles:

@@ -286,7 +286,6 @@ class _TrainingOptions:
         int, "samples of all ranks per step, instead of --batch-size", at_least=1
     )
     drop_last: bool = option(False, "omit the last step of an epoch if it has fewer samples")
-    class_balanced: bool = option(False, "draw all classes equally often, with replacement")
     accumulation: int = option(1, "micro-batches per step and rank, to save memory", at_least=1)
     loss: str = option("cross_entropy", "loss to minimise, or path/to/file.py:Class")
     loss_options: dict[str, Any] = option(

@@ -286,8 +286,9 @@ TRACE = ("trace", "trace_steps", "trace_kernels")
 REMOVED = (
     *("mlperf_log", "compute", "balance"),
     *("checkpoint_local", "checkpoint_local_every", "keep_every", "stage"),
+    "class_balanced",
 )
-"""Options of earlier versions that did not determine what is trained."""
+"""Options of earlier versions that did not determine what is trained, unless it was balanced."""
 
 NOT_INHERITED = (
     *("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE, *REMOVED),
@@ -340,8 +341,8 @@ def read_run(folder: str) -> EarlierRun:
     advice = f"set the options of the run, and --output-dir {folder} --resume"
     if not isinstance(options, dict) or not options:
         raise ValueError(f"train: --resume: {folder} contains no options of a run; {advice}")
-    for name in options:
-        if name not in (*flags(TrainConfig), *REMOVED):
+    for name, value in options.items():
+        if name not in (*flags(TrainConfig), *REMOVED) or (name == "class_balanced" and value):
             raise ValueError(
                 f"train: --resume: the run in {folder} has the option {name!r} of another version; "
                 + advice

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pydtnn import data as datasets
 from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
@@ -38,8 +37,6 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     train, test = load_dataset(found, config.data_dir, config.download, **options)
     if config.validation_split:
         train, test = split_validation(train, config.validation_split, config.seed)
-    if config.class_balanced:
-        train = datasets.WeightedDataset(train)
     return train, test
 
 

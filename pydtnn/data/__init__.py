@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from pydtnn.data.text import TokenDataset as TokenDataset
     from pydtnn.data.text import load_text as load_text
     from pydtnn.data.tokenizer import Tokenizer as Tokenizer
-    from pydtnn.data.weighted import WeightedDataset as WeightedDataset
     from pydtnn.data.weighted import balanced_weights as balanced_weights
 
 __all__ = sorted(homes(__name__))

@@ -44,34 +44,6 @@ def window_permutation(
     return np.lexsort((_keys(seed, epoch, len(shards), "order"), places[shards] // window))
 
 
-def weighted_order(
-    seed: int, epoch: int, weights: NDArray[np.float64], length: int
-) -> NDArray[np.int64]:
-    """Draw `length` samples with replacement, each with a probability proportional to its weight.
-
-    Parameters
-    ----------
-    seed, epoch : int
-    weights : ndarray of float64, shape ``(n,)``
-        At least 0, with a sum above 0.
-    length : int
-
-    Returns
-    -------
-    ndarray of int64, shape ``(length,)``
-        ``sample + n k`` for the k-th repetition of a sample: numbers that are all different, so
-        that each repetition has random numbers of its own.
-    """
-    bounds = np.cumsum(weights)
-    uniform = (_keys(seed, epoch, length, "weighted") >> np.uint64(11)) * 2.0**-53  # in [0, 1)
-    chosen = np.searchsorted(bounds / bounds[-1], uniform, side="right")
-    by_sample = np.argsort(chosen, kind="stable")
-    first = np.searchsorted(chosen[by_sample], chosen[by_sample])  # place of its first repetition
-    repetition = np.empty(length, np.int64)
-    repetition[by_sample] = np.arange(length) - first
-    return chosen + len(weights) * repetition
-
-
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divide ``0..n-1`` at random into the others and a fraction, both sorted and not empty."""
     held = min(max(round(fraction * n), 1), n - 1)

@@ -139,7 +139,7 @@ CHOICES = [
     *("--dtype=float64", "--device=numpy", "--clip-norm=1", "--steps-per-epoch=1"),
     *("--plateau=1", "--early-stopping=1", "--stop-at=0.1", "--monitor=loss", "--model=cnn"),
     *("--checkpoint-epochs=0", "--checkpoint-steps=3", "--bucket-bytes=1", "--lr=0.01"),
-    *("--class-balanced", "--restore-best", "--metrics=micro_f1,per_label_recall"),
+    *("--restore-best", "--metrics=micro_f1,per_label_recall"),
     *("--ema=0.9", "--mixup=0.2", "--cutmix=1", "--augment=resized_crop:0.3,randaugment:3:20"),
 ]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pydtnn import SGD, Linear, Model, Trainer
-from pydtnn.data import ArrayDataset, Dataset, TokenDataset, WeightedDataset
+from pydtnn.data import ArrayDataset, Dataset, TokenDataset
 from pydtnn.data.dataset import read_samples
 from tests.each import each
 
@@ -125,7 +125,6 @@ MASKED = np.ma.masked_less(np.array([[1.0, 2], [3, 4]]), 2)
         lambda: ArrayDataset((MASKED, TWO), [0, 1]),
         lambda: ArrayDataset(TWO, (MASKED, np.arange(2))),
         lambda: TokenDataset(np.ma.masked_less(np.arange(300), 2)),
-        lambda: WeightedDataset(ArrayDataset(TWO, [0, 1]), MASKED[0]),
         lambda: Model(Linear(3), (2,), backend="numpy").predict(MASKED),
         lambda: read_samples(Returning(TWO, MASKED), np.arange(2)),
     ],

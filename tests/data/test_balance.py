@@ -25,3 +25,8 @@ def test_the_pixels_of_masks_are_counted_without_those_that_have_no_label():
     y = np.array([[[0, 0], [255, 1]], [[0, 255], [255, 255]]])
     data = ArrayDataset(np.zeros((2, 2, 2, 1)), y, ignore_index=255)
     np.testing.assert_allclose(balanced_weights(data), [4 / 6, 4 / 2], rtol=1e-12)
+
+
+def test_only_classes_can_be_balanced():
+    with pytest.raises(ValueError, match="one class per sample, got"):
+        balanced_weights(ArrayDataset(np.zeros((4, 1)), np.zeros((4, 2))))

@@ -10,7 +10,6 @@ from pydtnn.data import (
     Dataset,
     Synthetic,
     TokenDataset,
-    WeightedDataset,
     load_folder,
     split_validation,
 )
@@ -31,7 +30,6 @@ def data_of_every_kind(images: ArrayDataset, folder: Path) -> list[Dataset]:
     made = [
         images,
         images.subset(range(20)),
-        WeightedDataset(images),
         Synthetic(30, shape=(8, 8, 3)),
     ]
     return [*made, TokenDataset(np.arange(200), 4), load_folder(data_dir=write_images(folder))[0]]

@@ -209,7 +209,7 @@ class TrainingObjective:
 
     def _key(self, config: TrainConfig) -> str:
         """Return what is equal if data sets are."""
-        return repr([getattr(config, name) for name in (*OF_DATA, "class_balanced", "seed")])
+        return repr([getattr(config, name) for name in (*OF_DATA, "seed")])
 
     def data(self, config: TrainConfig) -> tuple[Dataset, Dataset]:
         """Return the data sets, which are those of the trial before if its options are the same."""

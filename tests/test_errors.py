@@ -74,7 +74,7 @@ ARGUMENTS = [
     # files and folders
     (
         ["--dataset=mnist", "--dataset-options={}", "--data-dir=no"],
-        "mnist: the data folder no does",
+        "mnist: expected train-images-idx3-ubyte, ",
     ),
     (["--output-dir=failing.py"], "--output-dir: expected a folder, got the file failing.py; ch"),
     (["--output-dir=/proc/run"], "cannot write /proc/run: "),

@@ -69,42 +69,26 @@ def locate(
         If files are missing; the message lists them and explains how to get them.
     """
     root = data_folder(data_dir)
-    places = [
-        (index, root / folder, layout.files)
-        for index, layout in enumerate(layouts)
-        for folder in layout.folders
-    ]
     for attempt in (sources, ()):
-        for index, folder, files in places:
-            paths = [_existing(folder, file) for file in files]
-            found = [path for path in paths if path is not None]
-            if len(found) == len(files):
-                return index, found
+        for index, layout in enumerate(layouts):
+            for folder in layout.folders:
+                paths = [_existing(root / folder, file) for file in layout.files]
+                found = [path for path in paths if path is not None]
+                if len(found) == len(paths):
+                    return index, found
         if not attempt:
             break
         fetch(dataset, attempt, root)
-    raise FileNotFoundError(_missing(dataset, root, places))
+    files = " or ".join(", ".join(layout.files) for layout in layouts)
+    raise FileNotFoundError(
+        f"{dataset}: expected {files} in {root} or its folder {layouts[0].folders[0]}; specify the "
+        f"folder that contains them with --data-dir or ${VARIABLE}, or download them with "
+        f"--download (load_dataset({dataset!r}, download=True) in a program)"
+    )
 
 
 def _existing(folder: Path, file: str) -> Path | None:
     return next((path for name in (file, f"{file}.gz") if (path := folder / name).is_file()), None)
-
-
-def _missing(dataset: str, root: Path, places: list[tuple[int, Path, tuple[str, ...]]]) -> str:
-    """Return the message for some files, all files or the folder missing."""
-    get = (
-        f"specify the folder that contains them with --data-dir or ${VARIABLE}, or download them "
-        f"with --download (load_dataset({dataset!r}, download=True) in a program)"
-    )
-    if not root.is_dir():
-        return f"{dataset}: the data folder {root} does not exist; {get}"
-    _, folder, files = max(places, key=lambda p: sum(_existing(p[1], f) is not None for f in p[2]))
-    missing = [file for file in files if _existing(folder, file) is None]
-    if len(missing) < len(files):
-        there = next(file for file in files if file not in missing)
-        return f"{dataset}: {folder} contains {there} but not {', '.join(missing)}; {get}"
-    names = ", ".join(dict.fromkeys(str(place[1]) for place in places))
-    return f"{dataset}: {files[0]} does not exist in any of {names}; {get}"
 
 
 @dataclass(frozen=True)

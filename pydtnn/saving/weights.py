@@ -374,42 +374,39 @@ def renamed(arrays: Mapping[str, A], rename: Rename) -> dict[str, A]:
 
 def _by_rules(names: Sequence[str], rules: Rules) -> list[tuple[str, str | None]]:
     """Return each name and its new one, by the first rule that matches it."""
-    patterns = [(key, _pattern(key), value) for key, value in rules.items()]
-    unused = {*rules}
+    unused = {**rules}
     pairs: list[tuple[str, str | None]] = []
     for name in names:
         new: str | None = name
-        for key, pattern, value in patterns:
-            if pattern.search(name):
-                new = value if value is None else pattern.sub(_replacement(key, value), name)
-                unused.discard(key)
+        for key, value in rules.items():
+            if _matches(key, name):
+                new = value if value is None else _replaced(key, value, name)
+                unused.pop(key, None)
                 break
         pairs.append((name, new))
-    for key in rules:
-        if key in unused:
-            shown = key.pattern if isinstance(key, re.Pattern) else key
-            raise ValueError(f"rename: {shown!r} matches none of the arrays {shorten(names)}")
+    for key in unused:
+        shown = key.pattern if isinstance(key, re.Pattern) else key
+        raise ValueError(f"rename: {shown!r} matches none of the arrays {shorten(names)}")
     return pairs
 
 
-def _pattern(key: str | re.Pattern[str]) -> re.Pattern[str]:
-    """Return the pattern of a key, which is one or the first parts of a dotted name."""
+def _matches(key: str | re.Pattern[str], name: str) -> bool:
     if isinstance(key, re.Pattern):
-        return key
+        return key.search(name) is not None
     if not isinstance(key, str):
         raise TypeError(f"rename must have names or patterns as keys, got {key!r}")
-    first = key.rstrip(".")
-    return re.compile(rf"^{re.escape(first)}(\.|$)" if first else "^()")
+    prefix = key.rstrip(".")
+    return not prefix or name == prefix or name.startswith(prefix + ".")
 
 
-def _replacement(key: str | re.Pattern[str], value: str) -> Any:
-    """Return what replaces the pattern of a key."""
+def _replaced(key: str | re.Pattern[str], value: str, name: str) -> str:
+    """Apply a rule that matches a name."""
     if not isinstance(value, str):
         raise TypeError(f"rename must have names or None as values, got {value!r}")
     if isinstance(key, re.Pattern):
-        return value
-    dot, first = "" if key.rstrip(".") else ".", value.rstrip(".")
-    return lambda found: first and first + (dot or found[1])
+        return key.sub(value, name)
+    rest = name[len(key.rstrip(".")) :].lstrip(".")
+    return ".".join(part for part in (value.rstrip("."), rest) if part)
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

@@ -52,14 +52,9 @@ def test_files_are_fetched_only_where_they_are_missing(tmp_path, monkeypatch):
     assert fetched == [("it", sources, tmp_path / "new")]
 
 
-@each(
-    ("files", "reason"),
-    [
-        ([], r"it: a does not exist in any of \S*/first, \S*, \S*/second; .* --download"),
-        (["first/a"], r"it: \S*/first contains a but not b; specify the folder that contains"),
-    ],
-)
-def test_missing_files_are_told_with_the_way_to_get_them(tmp_path, files, reason):
+@each("files", [[], ["first/a"]])
+def test_missing_files_are_told_with_the_way_to_get_them(tmp_path, files):
+    reason = r"it: expected a, b or c in \S* or its folder first; specify the folder .* --download"
     touch(*(tmp_path / file for file in files))
     with pytest.raises(FileNotFoundError, match=reason):
         locate("it", LAYOUTS, tmp_path)

@@ -15,7 +15,7 @@ from pydtnn.training.checkpoint import layout as module
 from pydtnn.training.checkpoint import saving
 from pydtnn.training.checkpoint.assembly import assemble, create_plan
 from pydtnn.training.checkpoint.folder import begin_checkpoint, partial_path
-from pydtnn.training.checkpoint.layout import Described, Layout, arrange, data_files, read_layout
+from pydtnn.training.checkpoint.layout import Described, Layout, arrange, read_layout
 from pydtnn.training.checkpoint.saving import Writer
 from tests.each import each
 
@@ -105,15 +105,6 @@ def test_wider_elements_come_first_so_that_all_are_aligned():
     assert names == ["a.w", "b.w", "number", "none", "half", "flags"]
     with pytest.raises(TypeError, match="checkpoint: z must have elements such as float32, got c"):
         arrange({"z": Described("complex128", (2,))})
-
-
-def test_missing_files_are_named():
-    names = ["arrays-00001-of-00003.safetensors", "arrays-00003-of-00003.safetensors", "state.json"]
-    with pytest.raises(ValueError, match=r"do not contain arrays-00002-of-00003.safetensors"):
-        data_files(names)
-    assert data_files(["x.safetensors", "arrays.safetensors"]) == ["arrays.safetensors"]
-    with pytest.raises(ValueError, match=r"do not contain arrays.safetensors"):
-        data_files(["state.json"])
 
 
 def header(entries: object, data: bytes = b"12345678") -> bytes:

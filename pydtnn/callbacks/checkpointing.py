@@ -122,7 +122,6 @@ class Checkpointer(Callback):
                     f"Checkpointer: must be the last callback, but {name} comes after it and would "
                     "miss an epoch after resuming; put the Checkpointer last"
                 )
-        self._comm = trainer.comm
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
             if not trainer.recovered:
@@ -137,6 +136,7 @@ class Checkpointer(Callback):
             check=self.check,
             on_error=self._warn,
         )
+        self._comm = trainer.comm
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)
 

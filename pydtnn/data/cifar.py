@@ -8,6 +8,8 @@ interleaved once when loading, because that takes several times longer than read
 from __future__ import annotations
 
 import os
+import pickletools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import DiskLayout, SourceFile, locate
-from pydtnn.data.unpickle import read_pickle
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
 
@@ -82,6 +83,13 @@ SOURCE_100 = SourceFile(
 COUNTS_10, COUNTS_100 = (*[10_000] * 5, 10_000), (50_000, 10_000)
 """Images in each file."""
 
+KEYS = {b"data", b"labels", b"fine_labels", b"coarse_labels", b"filenames", b"batch_label"}
+"""Keys of the dictionary in a file of the Python version."""
+
+NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
+STRINGS = ("STRING", "UNICODE", "BYTES", "UNICODE8", "BYTES8", "BYTEARRAY8")
+"""Instructions of pickles, and what the names of others end in."""
+
 LABELS_100 = {"coarse": 20, "fine": 100}
 """The labels of a CIFAR-100 image, in the order of the binary file, and their classes."""
 
@@ -107,7 +115,7 @@ def load_cifar10(
         If a file is missing.
     ValueError
         If a file is truncated, does not contain CIFAR images, has another number of them or invalid
-        labels, or is a pickle with anything but data.
+        labels.
     """
     layout, paths = locate("cifar10", LAYOUTS_10, data_dir, (SOURCE_10,) if download else ())
     if layout == 0:
@@ -209,15 +217,34 @@ def _read_binary(
 
 
 def _read_python(name: str, path: Path, key: str, classes: int) -> tuple[Array, Array]:
-    """Read a pickled dictionary of pixels and labels."""
-    content = read_pickle(path)
-    pixels, labels = content.get("data"), content.get(key)
-    if not isinstance(pixels, np.ndarray) or pixels.shape[1:] != (PIXELS,) or not len(pixels):
+    """Read the strings and numbers in a pickled dictionary, without executing it.
+
+    After a key follow the numbers of a list, or the parts of an array, of which the longest are its
+    bytes.
+    """
+    entry, data = b"", b""
+    labels: list[Any] = []
+    value: Any
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in the strings of a damaged pickle
+            for instruction, value, _ in pickletools.genops(read_file(name, path)):
+                if instruction.name in NUMBERS and entry == key.encode():
+                    labels.append(value)
+                elif instruction.name.endswith(STRINGS):
+                    text = value.encode("latin1") if isinstance(value, str) else bytes(value)
+                    entry = text if text in KEYS else entry
+                    data = max(data, text, key=len) if entry == b"data" else data
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: {path} cannot be read as a pickle ({' '.join(str(error).split())[:200]}); "
+            "download it again"
+        ) from error
+    if not data or len(data) % PIXELS:
         raise ValueError(
             f"{name}: {path} must contain 'data' of {PIXELS} bytes per image; download it again"
         )
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise ValueError(f"{name}: {path} must contain the numbers {key!r}; download it again")
+    pixels = np.frombuffer(data, np.uint8).reshape(-1, PIXELS)
     if len(labels) != len(pixels):
         raise ValueError(
             f"{name}: {path} must contain one label per image, got {len(pixels)} images and "

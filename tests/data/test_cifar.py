@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,24 +109,63 @@ NO_IMAGES = "must contain 'data' of 3072 bytes per image"
         (b"\0" * 3072, "must contain records of 3073 bytes, got 3072 bytes"),
         (b"", "must contain records of 3073 bytes, got 0"),
         (b"\x0a" + b"\0" * 3072, "must be in 0..9, got 10"),
-        ({"data": DATA}, "must contain the numbers 'labels'"),
+        ({"data": DATA}, "2 images and 0 labels"),
         ({"data": DATA, "labels": [1, 2, 3]}, "2 images and 3 labels"),
         ({"data": DATA, "labels": [1, 10]}, "must be in 0..9, got 10"),
         ({"data": DATA, "labels": [-1, 10**30]}, "must be in 0..9, got -1"),
         ({"data": DATA[:, 1:], "labels": [1, 2]}, NO_IMAGES),
         ({"data": DATA[:0], "labels": []}, NO_IMAGES),
         ({"data": [1], "labels": [1]}, NO_IMAGES),
+        (pickle.dumps({"data": DATA, "labels": [1, 2]}, 4)[:-9], "cannot be read as a pickle"),
     ],
 )
 def test_a_file_that_holds_no_cifar_is_told_with_its_name_in_one_sentence(
     tmp_path, rng, content, reason
 ):
-    binary = isinstance(content, bytes)
+    binary = isinstance(content, bytes) and content[:1] != b"\x80"
     names = write(tmp_path, "binary" if binary else "python 3", make_cifar10(rng), "labels")
-    (tmp_path / names[3]).write_bytes(content if binary else pickle.dumps(content, protocol=4))
+    (tmp_path / names[3]).write_bytes(
+        content if isinstance(content, bytes) else pickle.dumps(content, protocol=4)
+    )
     with pytest.raises(ValueError, match=reason) as error:
         load_cifar10(data_dir=tmp_path, any_size=True)
     assert str(tmp_path / names[3]) in str(error.value)
+
+
+class Call:
+    """Something whose pickle calls a function when it is read."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call[0], self.call[1:]
+
+
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nothing_in_a_pickle_is_executed(tmp_path, rng, protocol):
+    names = write(tmp_path, "python 3", make_cifar10(rng), "labels")
+    content = {"call": Call(os.mkdir, str(tmp_path / "made")), "data": DATA, "labels": [1, 2]}
+    (tmp_path / names[3]).write_bytes(pickle.dumps(content, protocol))
+    train, _ = load_cifar10(data_dir=tmp_path, any_size=True)
+    assert len(train) == 17
+    assert not (tmp_path / "made").exists()
+
+
+@each(
+    "damage",
+    [
+        b"T\xff\xff\xff\x7f",  # sizes that are not there
+        b"\x8e" + b"\xff" * 7 + b"\x7f",
+        b"r\xff\xff\xff\xff" * 9,
+        b")" + b"\x85" * 300_000 + b"K\x01s",  # keys that cannot be hashed
+    ],
+)
+def test_hostile_pickles_take_no_memory_and_do_not_end_the_interpreter(tmp_path, rng, damage):
+    names = write(tmp_path, "python 3", make_cifar10(rng), "labels")
+    (tmp_path / names[3]).write_bytes(b"\x80\x02}" + damage + b".")
+    with pytest.raises(ValueError, match="download it again"):
+        load_cifar10(data_dir=tmp_path, any_size=True)
 
 
 def test_the_real_cifar10_is_read(real_data):

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.parser import Arguments
-from pydtnn.data import Tokenizer, load_folder, load_text
+from pydtnn.data import Tokenizer, cifar, load_folder, load_text
 from pydtnn.data.packing import verify_shards
-from pydtnn.data.unpickle import read_pickle
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model.partition.plan import find_plan
 from pydtnn.saving import load
@@ -74,7 +73,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "tokenizer.json": lambda path: Tokenizer(path),
     "rank-0000.npz": lambda path: read_traces(path.parent),
     "train/index.json": lambda path: verify_shards(path.parents[1]),
-    "data_batch_1": lambda path: read_pickle(path),
+    "data_batch_1": lambda path: cifar._read_python("cifar10", path, "labels", 10),
     "text.txt": load_text,
     "plan.yaml": lambda path: find_plan(str(path), ["a"]),
 }

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.data.unpickle import Skipped
 from pydtnn.saving.weights import decode, encode, widened
 from pydtnn.tools.interchange.matching import COUNTER, Stored, split
 from pydtnn.tools.interchange.torch_files import Tensor, read_tensors, refers_to
+from pydtnn.tools.interchange.unpickle import Skipped
 from pydtnn.utils.files import path_inside, read_file, write_file
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.names import shorten

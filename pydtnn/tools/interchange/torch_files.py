@@ -1,12 +1,12 @@
 """Tensors in the files of ``torch.save``, read without PyTorch and without executing anything.
 
 A file is a zip archive with a pickle and a record for each storage of tensors, or, as PyTorch wrote
-it before version 1.6, pickles followed by the storages. The pickle is interpreted by
-`pydtnn.data.unpickle`: it can only create dictionaries, lists, numbers, strings and the objects of
-this module; other objects, such as those of a training script beside the tensors, are skipped. A
-tensor is a shape, strides and a storage, which need not agree with each other: a file of 1 KB may
-declare 2^33 elements with strides of 0. Values are therefore not read before the shape of the
-tensor is known to be that of an array of the model.
+it before version 1.6, pickles followed by the storages. The pickle is interpreted by `unpickle`: it
+can only create dictionaries, lists, numbers, strings and the objects of this module; other objects,
+such as those of a training script beside the tensors, are skipped. A tensor is a shape, strides and
+a storage, which need not agree with each other: a file of 1 KB may declare 2^33 elements with
+strides of 0. Values are therefore not read before the shape of the tensor is known to be that of an
+array of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pydtnn.data.unpickle import (
+from pydtnn.layers.base import Shape
+from pydtnn.saving.weights import MAX_AXES, SHORT, TYPES
+from pydtnn.tools.interchange.archives import BEGIN, Archive, Buffer
+from pydtnn.tools.interchange.unpickle import (
     DAMAGED,
     Lenient,
     PickledDict,
@@ -27,9 +30,6 @@ from pydtnn.data.unpickle import (
     one_line,
     run_pickle,
 )
-from pydtnn.layers.base import Shape
-from pydtnn.saving.weights import MAX_AXES, SHORT, TYPES
-from pydtnn.tools.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.utils.errors import printable
 
 MAX_GROWTH = 4

@@ -1,4 +1,4 @@
-"""Safe reading of pickles: those of CIFAR, and those in the files of PyTorch.
+"""Safe reading of the pickles in files of PyTorch.
 
 A pickle is a program for a stack machine with a memo: it may call any function, nest objects so
 deeply that hashing them overflows the C stack, and declare sizes that exceed the memory. Here, only
@@ -11,63 +11,17 @@ be `Skipped`.
 
 from __future__ import annotations
 
-import io
-import math
 import pickle
 import struct
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
-from numpy.typing import NDArray
-
-from pydtnn.utils.files import read_file
-
-
-class _Array:
-    """Replacement of ``numpy.ndarray`` and of the function that creates an empty array."""
-
-    def __init__(self, *empty: object) -> None:
-        self.values: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, dtype, fortran, data = state
-        if (
-            not isinstance(dtype, _ByteType)
-            or not isinstance(data, bytes)
-            or any(type(length) is not int or length < 0 for length in shape)
-            or len(data) != math.prod(shape)
-        ):
-            raise ValueError("an array with the wrong number of bytes for its shape")
-        self.values = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-class _ByteType:
-    """Replacement of ``numpy.dtype``, for unsigned bytes only."""
-
-    def __init__(self, code: str | bytes, *flags: object) -> None:
-        if not isinstance(code, str | bytes) or code not in ("u1", b"u1"):
-            given = repr(code) if isinstance(code, str | bytes) else "another kind"
-            raise ValueError(f"an array of {given}")
-
-    def __setstate__(self, state: object) -> None:
-        """Ignore byte order and alignment, which do not apply to bytes."""
-
 
 Names = Mapping[tuple[str, str], Any]
 """Replacements of the objects that a pickle may refer to, by module and name.
 
 Classes and functions may be called by the pickle, with any arguments; other values may not.
 """
-
-STANDINS: Names = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _ByteType,
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-}
 
 PLAIN = (
     *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -216,41 +170,6 @@ class _PickleMachine(_LIBRARY):
         pickle.DICT[0]: load_dict,
         pickle.EMPTY_DICT[0]: load_empty_dictionary,
         pickle.NEWOBJ[0]: _LIBRARY.load_reduce,
-    }
-
-
-def read_pickle(path: Path) -> dict[str, Any]:
-    """Read a pickled dictionary of arrays of bytes, strings, numbers and lists.
-
-    Parameters
-    ----------
-    path : Path
-        Written by Python 2 or 3. Keys are returned as str, other strings of Python 2 as bytes.
-
-    Raises
-    ------
-    ValueError
-        If the pickle contains anything else, such as a function call, or is damaged.
-    """
-    program = read_file("cifar", path)
-    try:
-        content = run_pickle(io.BytesIO(program), STANDINS)
-    except UnsafePickle as error:
-        raise ValueError(
-            f"{path}: expected only arrays, strings and numbers, got a pickle that refers to "
-            f"{one_line(error)}; nothing was executed: delete the file and download it from a "
-            "trusted source"
-        ) from None
-    except DAMAGED as error:
-        raise ValueError(
-            f"{path}: expected a pickle, but it cannot be read ({one_line(error)}); the file is "
-            "truncated or damaged: delete it and download it again"
-        ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a pickled dictionary, got {type(content).__name__}")
-    return {
-        name: value.values if isinstance(value, _Array) else value
-        for name, value in content.items()
     }
 
 

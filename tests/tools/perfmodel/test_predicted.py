@@ -239,7 +239,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     ),
     "samples are prepared by other threads, at the rate of the platform": (
         *("skip_bad", "exif_rotation", "augment", "mixup", "cutmix"),
-        *("class_balanced", "data_dir", "stage", "download"),
+        *("data_dir", "download"),
     ),
     "how many steps there are": (
         *("epochs", "steps_per_epoch", "validation_split", "early_stopping", "stop_at", "monitor"),
@@ -247,8 +247,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     ),
     "happens between steps": (
         *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
-        *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every", "grace"),
-        *("checkpoint_local", "checkpoint_local_every"),
+        *("checkpoint_every", "checkpoint_background", "mtbf", "grace"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
         *("mlflow", "wandb"),
         *("timeout", "straggler_factor", "balance", "restore_best"),

@@ -380,6 +380,10 @@ REFUSED: dict[str, Any] = {
         [node("Expand", ["one", "wide"], ["a"]), node("Add", ["x", "a"], ["y"])],
         IMAGE,
     ),
+    "concat: the inputs do not suit the operator (expected at most": (
+        [node("Concat", ["c168"] * 100_000, ["a"], axis=0), node("Add", ["x", "a"], ["y"])],
+        IMAGE,
+    ),
     "averagepool: ceil_mode must be 0 if pads count": chain(
         ("AveragePool", POOL | {"ceil_mode": 1, "pads": [0, 1, 0, 0], "count_include_pad": 1})
     ),

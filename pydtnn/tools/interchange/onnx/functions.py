@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from pydtnn import layers
-from pydtnn.kernels.reference.elementwise import FUNCTIONS
+from pydtnn.kernels.reference import elementwise
 from pydtnn.layers import Layer
 from pydtnn.tools.interchange.onnx.graph import (
+    FUNCTIONS,
+    JOINS,
     NodeGraph,
     OnnxNode,
     contributing_nodes,
@@ -45,7 +48,7 @@ ACTIVATIONS: dict[str, Callable[[], Layer]] = {
 LAST = frozenset({"Clip", "Div", "HardSigmoid", "Max", "Min", "Mul", "Where"})
 """Operators of the last node of an activation."""
 
-PARTS = LAST | {"Add", "Erf", "Greater", "Neg", "Pow", "Sigmoid", "Softplus", "Sub", "Tanh"}
+PARTS = JOINS | FUNCTIONS | {"Erf"}
 """Operators of which activations consist."""
 
 MAX_NODES = 16
@@ -65,19 +68,17 @@ def with_activations(graph: NodeGraph) -> NodeGraph:
     """Return a graph with one node instead of those that are an activation."""
     made = {name: node for node in graph.nodes for name in node.outputs}
     nodes = [
-        _activation(node, made, graph.constants) if node.operator in LAST else node
-        for node in graph.nodes
+        _activation(node, made, graph) if node.operator in LAST else node for node in graph.nodes
     ]
     return replace(graph, nodes=contributing_nodes(nodes, graph.outputs))
 
 
-def _activation(
-    last: OnnxNode, made: Mapping[str, OnnxNode], constants: Mapping[str, Array]
-) -> OnnxNode:
+def _activation(last: OnnxNode, made: Mapping[str, OnnxNode], graph: NodeGraph) -> OnnxNode:
     """Return the activation of a value before a node, from the nearest on, or the node itself."""
+    constants = graph.constants
     found = [name for name in last.inputs if name and name not in constants]
     for name in found:
-        y = _computed(last.outputs[0], name, made, constants)
+        y = _computed(last.outputs[0], name, made, graph)
         if y is not None and y.shape == TEST_VALUES.shape:
             for i in np.flatnonzero(_equals(y, _expected()))[:1]:
                 attributes = {ACTIVATION: [*ACTIVATIONS][i]}
@@ -88,9 +89,7 @@ def _activation(
     return last
 
 
-def _computed(
-    name: str, base: str, made: Mapping[str, OnnxNode], constants: Mapping[str, Array]
-) -> Array | None:
+def _computed(name: str, base: str, made: Mapping[str, OnnxNode], graph: NodeGraph) -> Array | None:
     """Return a value if another one is `TEST_VALUES`; None if it depends on further ones."""
     values: dict[str, Array | None] = {base: TEST_VALUES}
 
@@ -98,7 +97,7 @@ def _computed(
         if name in values:
             return values[name]
         values[name] = None
-        constant, node = constants.get(name), made.get(name)
+        constant, node = graph.constants.get(name), made.get(name)
         if constant is not None:
             if constant.size == 1 and constant.ndim < 2 and constant.dtype.kind in "fiu":
                 values[name] = constant.reshape(()).astype("float64")
@@ -106,12 +105,17 @@ def _computed(
             given = [value(each) if each else None for each in node.inputs]
             if all(y is not None or not each for y, each in zip(given, node.inputs, strict=True)):
                 try:
-                    values[name] = fold(node, given)
+                    erf = node.operator == "Erf"  # of which ONNX itself computes float32 only
+                    values[name] = _erf(given[0]) if erf else fold(node, given, graph.opset)
                 except ValueError:
                     return None
         return values[name]
 
     return value(name)
+
+
+def _erf(x: Any) -> Array:
+    return 2 * elementwise.normal(np, x * np.sqrt(2))[0] - 1
 
 
 def _equals(a: Array, b: Array) -> Array:
@@ -124,7 +128,9 @@ def _equals(a: Array, b: Array) -> Array:
 def _expected() -> Array:
     """Return the values of `ACTIVATIONS` at `TEST_VALUES`, one in a row."""
     with np.errstate(all="ignore"):
-        return np.stack([FUNCTIONS[name].forward(np, TEST_VALUES, 0.0) for name in ACTIVATIONS])
+        return np.stack(
+            [elementwise.FUNCTIONS[name].forward(np, TEST_VALUES, 0.0) for name in ACTIVATIONS]
+        )
 
 
 def decimal(number: float) -> float:

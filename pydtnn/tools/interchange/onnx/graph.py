@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels.reference.elementwise import normal
 from pydtnn.layers.base import Shape
 from pydtnn.utils.files import open_file, path_inside, read_file
 from pydtnn.utils.imports import import_optional
@@ -324,26 +323,86 @@ TYPES = ("float16", "float32", "float64", "int32", "int64")
 
 
 Array = np.ndarray
-Fold = Callable[[OnnxNode, Sequence[Any]], Array]
 
 MAX_FOLDED_ELEMENTS = 2**24
 """Elements of a result that is larger than its inputs."""
 
+JOINS = {
+    *("Add", "Div", "Mod", "Mul", "Pow", "Sub"),
+    *("Equal", "Greater", "LessOrEqual"),
+    *("Clip", "Max", "Min", "Where"),
+}
+"""Operators of several arrays, whose results have the shape to which these are broadcast."""
 
-def fold(node: OnnxNode, inputs: Sequence[Array | None]) -> Array:
-    """Return what a node computes from constants.
+FUNCTIONS = {"HardSigmoid", "Neg", "Reciprocal", "Sigmoid", "Softplus", "Sqrt", "Tanh"}
+"""Operators that compute each element."""
+
+FOLDS = {
+    *JOINS,
+    *FUNCTIONS,
+    *("Cast", "ConstantOfShape", "Identity", "Range", "Shape", "Trilu"),
+    *("Concat", "Expand", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
+}
+"""Operators that are computed if all inputs are constants."""
+
+
+def fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> Array:
+    """Return what a node of `FOLDS` computes from constants.
 
     Raises
     ------
     ValueError
         If the inputs do not suit the operator, or the result would be too large.
     """
+    from onnx import helper  # installed: it has parsed the file
+    from onnx.reference import ReferenceEvaluator
+
     try:
+        shape = _shape_of(node, inputs)
+        if prod(max(int(n), 0) for n in shape) > MAX_FOLDED_ELEMENTS:
+            raise ValueError(f"expected at most {MAX_FOLDED_ELEMENTS} elements, got {shape}")
+        given = {str(i): x for i, x in enumerate(inputs) if x is not None}
+        names = ["" if x is None else str(i) for i, x in enumerate(inputs)]
+        made = helper.make_node(node.operator, names, ["y"], **node.attributes)
+        values = [helper.make_empty_tensor_value_info(name) for name in (*given, "y")]
+        graph = helper.make_graph([made], "", values[:-1], values[-1:])
         with np.errstate(all="ignore"):
-            return np.asarray(FOLDS[node.operator](node, inputs))
-    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError) as error:
+            evaluator: Any = ReferenceEvaluator(graph, opsets={"": opset})
+            y = np.asarray(evaluator.run(None, given)[0])
+        x = inputs[0] if node.operator == "Cast" and y.dtype.kind == "f" else None
+        if x is not None and x.dtype.kind == "i" and (x[x % ANY_BATCH == 0] != 0).any():
+            raise ValueError("batches of any size have no number of samples to compute with")
+        return y
+    except Exception as error:  # of any type: the content is that of a file
         reason = " ".join(str(error).split())[:80]
         raise node.fail(f"the inputs do not suit the operator ({reason})") from error
+
+
+def _shape_of(node: OnnxNode, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Return a shape of as many elements as a result that is larger than its inputs.
+
+    Raises
+    ------
+    ValueError
+        If it divides by 0.
+    """
+    first, *others = inputs
+    if node.operator in JOINS:
+        if node.operator in ("Div", "Mod") and first.dtype.kind in "iu" and not others[0].all():
+            raise ValueError("division by 0")
+        return np.broadcast_shapes(*(x.shape for x in inputs if x is not None))
+    if node.operator == "Concat":
+        return (sum(x.size for x in inputs),)
+    if node.operator == "ConstantOfShape":
+        return tuple(first.tolist())
+    if node.operator == "Expand":
+        return np.broadcast_shapes(first.shape, tuple(others[0].tolist()))
+    if node.operator == "Gather":
+        return first.size // max(first.shape[node.get("axis", 0)], 1), others[0].size
+    if node.operator == "Range":
+        stop, step = (part.reshape(()).item() for part in others)
+        return (-int(-(stop - first.reshape(()).item()) // step),)
+    return ()
 
 
 def axes_of(node: OnnxNode, inputs: Sequence[Any]) -> list[int] | None:
@@ -354,65 +413,6 @@ def axes_of(node: OnnxNode, inputs: Sequence[Any]) -> list[int] | None:
     return None if given is None else list(given)
 
 
-def _bounded(*shape: int) -> tuple[int, ...]:
-    if prod(max(int(n), 0) for n in shape) > MAX_FOLDED_ELEMENTS:
-        raise ValueError(f"expected at most {MAX_FOLDED_ELEMENTS} elements, got {shape}")
-    return tuple(map(int, shape))
-
-
-def _binary(function: Callable[[Array, Array], Array]) -> Fold:
-    def compute(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-        a, b = inputs
-        _bounded(*np.broadcast_shapes(a.shape, b.shape))
-        return function(a, b)
-
-    return compute
-
-
-def _unary(function: Callable[[Array], Array]) -> Fold:
-    return lambda node, inputs: function(inputs[0])
-
-
-def _divide(a: Array, b: Array) -> Array:
-    if a.dtype.kind in "iu":
-        if not b.all():
-            raise ValueError("division by 0")
-        return (a // b) if (a >= 0).all() and (b > 0).all() else np.trunc(a / b).astype(a.dtype)
-    return a / b
-
-
-def _mod(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    a, b = inputs
-    if a.dtype.kind in "iu" and not b.all():
-        raise ValueError("division by 0")
-    return _binary(np.fmod if node.get("fmod", 0) else np.mod)(node, inputs)
-
-
-def _unsqueeze(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    axes = axes_of(node, inputs) or []
-    rank = inputs[0].ndim + len(axes)
-    return np.expand_dims(inputs[0], tuple(axis + rank if axis < 0 else axis for axis in axes))
-
-
-def _squeeze(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    axes = axes_of(node, inputs)
-    return np.squeeze(inputs[0], None if axes is None else tuple(axes))
-
-
-def _reshape(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    data, target = inputs
-    sizes = [data.shape[i] if n == 0 else int(n) for i, n in enumerate(target.tolist())]
-    return data.reshape(sizes)
-
-
-def _slice(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    data, *rest = inputs
-    cuts = [slice(None)] * data.ndim
-    for axis, *cut in zip(*slices_of(node, rest), strict=True):
-        cuts[axis] = slice(*cut)
-    return data[tuple(cuts)]
-
-
 def slices_of(node: OnnxNode, inputs: Sequence[Any]) -> tuple[list[int], ...]:
     """Return axes, starts, ends and steps of a node Slice; `inputs` are those after the data."""
     starts, ends = (np.asarray(part).reshape(-1).tolist() for part in inputs[:2])
@@ -421,109 +421,3 @@ def slices_of(node: OnnxNode, inputs: Sequence[Any]) -> tuple[list[int], ...]:
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise node.fail(f"starts, ends, axes and steps must be equally many, got {axes}")
     return axes, starts, ends, steps
-
-
-def _expand(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    data, shape = inputs
-    wanted = np.broadcast_shapes(data.shape, tuple(map(int, shape)))
-    return np.broadcast_to(data, _bounded(*wanted))
-
-
-def _constant_of_shape(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    value = node.attributes.get("value")
-    filled: Any = np.float32(0)
-    if value is not None:
-        from onnx.numpy_helper import to_array  # installed: it has parsed the file
-
-        filled = to_array(value).reshape(())
-    return np.broadcast_to(filled, _bounded(*inputs[0].tolist()))
-
-
-def _cast(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    x, dtype = inputs[0], tensor_dtype_to_np_dtype(node.get("to", 1))
-    if x.dtype.kind == "i" and dtype.kind == "f" and (x[x % ANY_BATCH == 0] != 0).any():
-        raise ValueError("batches of any size have no number of samples to compute with")
-    return x.astype(dtype)
-
-
-def _clip(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    x, low, high = (*inputs, None, None)[:3]
-    return np.clip(x, -np.inf if low is None else low, np.inf if high is None else high)
-
-
-def _erf(x: Array) -> Array:
-    return 2 * normal(np, x * np.sqrt(2))[0] - 1
-
-
-def _hard_sigmoid(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    return np.clip(node.get("alpha", 0.2) * inputs[0] + node.get("beta", 0.5), 0, 1)
-
-
-def _range(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    start, stop, step = (part.reshape(()).item() for part in inputs)
-    count = max(-int(-(stop - start) // step), 0)
-    return (start + step * np.arange(*_bounded(count))).astype(inputs[0].dtype)
-
-
-def _where(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    _bounded(*np.broadcast_shapes(*(part.shape for part in inputs)))
-    return np.where(*inputs)
-
-
-def _trilu(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    k = int(inputs[1].reshape(())) if len(inputs) > 1 and inputs[1] is not None else 0
-    return np.triu(inputs[0], k) if node.get("upper", 1) else np.tril(inputs[0], k)
-
-
-def _gather(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    data, indices = inputs
-    axis = node.get("axis", 0)
-    _bounded(data.size // max(data.shape[axis], 1), indices.size)
-    return np.take(data, indices, axis)
-
-
-def _concat(node: OnnxNode, inputs: Sequence[Any]) -> Array:
-    _bounded(sum(part.size for part in inputs))
-    return np.concatenate(inputs, node.get("axis", 0))
-
-
-FOLDS: Mapping[str, Fold] = {
-    "Add": _binary(np.add),
-    "Cast": _cast,
-    "Clip": _clip,
-    "Concat": _concat,
-    "ConstantOfShape": _constant_of_shape,
-    "Div": _binary(_divide),
-    "Erf": _unary(_erf),
-    "Equal": _binary(np.equal),
-    "Expand": _expand,
-    "Gather": _gather,
-    "Greater": _binary(np.greater),
-    "HardSigmoid": _hard_sigmoid,
-    "Identity": _unary(np.asarray),
-    "LessOrEqual": _binary(np.less_equal),
-    "Max": _binary(np.maximum),
-    "Min": _binary(np.minimum),
-    "Mod": _mod,
-    "Mul": _binary(np.multiply),
-    "Neg": _unary(np.negative),
-    "Pow": _binary(np.power),
-    "Range": _range,
-    "Reciprocal": _unary(np.reciprocal),
-    "Reshape": _reshape,
-    "Shape": _unary(lambda x: np.array(x.shape, np.int64)),
-    "Sigmoid": _unary(lambda x: 1 / (1 + np.exp(-x))),
-    "Slice": _slice,
-    "Softplus": _unary(lambda x: np.logaddexp(x, 0)),
-    "Sqrt": _unary(np.sqrt),
-    "Squeeze": _squeeze,
-    "Sub": _binary(np.subtract),
-    "Tanh": _unary(np.tanh),
-    "Transpose": lambda node, inputs: np.transpose(inputs[0], node.get("perm", None)),
-    "Trilu": _trilu,
-    "Unsqueeze": _unsqueeze,
-    "Where": _where,
-}
-"""Functions of operators that are computed if all inputs are constants."""

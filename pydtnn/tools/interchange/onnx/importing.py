@@ -237,7 +237,7 @@ def _read(at: Reading) -> Any:
         source = node.inputs[0] if node.inputs else ""
         if node.operator == "Transpose" and source in at.graph.constants and at.inputs[0].ndim == 2:
             at.net.transposed[node.outputs[0]] = source
-        return fold(node, at.inputs)
+        return fold(node, at.inputs, at.graph.opset)
     if node.operator not in READERS:
         raise at.fail("expected constants, or a part of an activation that pydtnn has, got others")
     try:
@@ -264,11 +264,11 @@ def _states(at: Reading) -> Repeated | None:
             sizes = shape.reshape(-1)
             if sizes[1] == ANY_BATCH:
                 one = np.array([sizes[0], 1, sizes[2]])
-                return Repeated(fold(node, [*given[:-1], one]), axis=1)
+                return Repeated(fold(node, [*given[:-1], one], at.graph.opset), axis=1)
     if node.operator == "Slice" and isinstance(given[0], Repeated) and given[0].axis == 1:
         axes = given[3] if len(given) > 3 else None
         if isinstance(axes, np.ndarray) and not {1, -2} & {*axes.reshape(-1).tolist()}:
-            return Repeated(fold(node, [given[0].array, *given[1:]]), axis=1)
+            return Repeated(fold(node, [given[0].array, *given[1:]], at.graph.opset), axis=1)
     return None
 
 

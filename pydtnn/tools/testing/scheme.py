@@ -73,8 +73,6 @@ class SchemeRow:
     difference : float
         The largest from the parameters of serial training at the end, relative to the largest
         parameter.
-    must_be_serial : bool
-        Whether `difference` was checked.
     always_equal : bool
         Whether all ranks had the same parameters after every step; at the end all do.
     loss : float
@@ -83,20 +81,15 @@ class SchemeRow:
         Average traffic of rank 0 per step: calls, and B (see `Traffic.bytes`).
     least_bytes : float
         Lower bound of an all-reduce, ``2 (P - 1) / P`` times the gradients, in B.
-    waiting : float
-        Share of a step's time spent in communication. Ranks are threads of one interpreter, so it
-        depends more on the number of calls than on a real network.
     """
 
     ranks: int
     difference: float
-    must_be_serial: bool
     always_equal: bool
     loss: float
     messages: float
     bytes: float
     least_bytes: float
-    waiting: float
 
 
 @dataclass(frozen=True)
@@ -126,14 +119,14 @@ class SchemeReport:
             f"{self.scheme}: {self.parameters} parameters in {self.buckets} buckets, {STEPS} steps "
             f"of at most {BATCH} of {SAMPLES} samples, float64",
             f"loss {self.first_loss:.4f}, after serial training {self.serial_loss:.4f}",
-            "ranks  from serial  ranks equal    loss  calls/step  B/step  of all-reduce  waiting",
+            "ranks  from serial  ranks equal    loss  calls/step  B/step  of all-reduce",
         ]
         for row in self.rows:
             share = f"{row.bytes / row.least_bytes:.2f}" if row.least_bytes else "-"
             lines.append(
                 f"{row.ranks:5}  {row.difference:11.1e}  "
                 f"{'always' if row.always_equal else 'at the end':>11}  {row.loss:6.4f}  "
-                f"{row.messages:10.1f}  {row.bytes:6.0f}  {share:>13}  {row.waiting:7.0%}"
+                f"{row.messages:10.1f}  {row.bytes:6.0f}  {share:>13}"
             )
         return "\n".join(lines)
 
@@ -234,13 +227,11 @@ def measure(case: SchemeCase) -> SchemeRow:
     return SchemeRow(
         ranks=size,
         difference=largest_difference([first], case.serial, KEYS[-1]).value,
-        must_be_serial=case.must_be_serial,
         always_equal=not any(different_copies(case.plain, KEYS)),
         loss=first.last_loss,
         messages=(first.messages - case.quiet.messages) / STEPS,
         bytes=(first.bytes - case.quiet.bytes) / STEPS,
         least_bytes=2 * (size - 1) / size * first.gradient_bytes,
-        waiting=first.waited / first.wall,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -228,8 +227,6 @@ class Trajectory:
         Calls of the rank in all steps.
     messages, bytes : int
         Traffic of all steps; bytes in B.
-    waited, wall : float
-        Time that all steps spent in communication, and their total time, in s.
     pending, unmatched : list of str
         Operations that were not complete on the rank at the end of the run, and those of them
         without a counterpart on other ranks.
@@ -247,8 +244,6 @@ class Trajectory:
     calls: list[str] = field(default_factory=list)
     messages: int = 0
     bytes: int = 0
-    waited: float = 0.0
-    wall: float = 0.0
     pending: list[str] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
     trace: Records = field(default_factory=dict)
@@ -416,8 +411,7 @@ class TrajectoryRank:
             batch = replace(batch, x=batch.x * np.nan)
         rows = self._begin(step, batch.total)
         trajectory, traffic = self.trajectory, self.trainer.comm.traffic
-        messages, sent, waited = traffic.messages, traffic.bytes, traffic.seconds
-        calls, start = len(self.log.calls), time.perf_counter()
+        messages, sent, calls = traffic.messages, traffic.bytes, len(self.log.calls)
         try:
             self.trainer.train_step(batch, epoch)
         except NotFiniteError:
@@ -426,10 +420,8 @@ class TrajectoryRank:
             for request in self.log.pending:
                 what = f"{request.what} incomplete; add every request to self.in_flight"
                 raise ValueError(f"the scheme leaves {what}") from None
-        trajectory.wall += time.perf_counter() - start
         trajectory.messages += traffic.messages - messages
         trajectory.bytes += traffic.bytes - sent
-        trajectory.waited += traffic.seconds - waited
         trajectory.calls += self.log.calls[calls:]
         self._record(step, rows)
 

@@ -6,9 +6,8 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
@@ -37,8 +36,8 @@ ESSENTIAL = (
 """Options that the short help page contains, in the order of use."""
 
 
-Setting = tuple[Flag, Callable[[Any], Any]]
-"""An option, and a function that returns its value from the one so far."""
+Setting = tuple[Flag, Any, bool]
+"""An option, its value, and whether that is a text to be read."""
 
 
 class Arguments:
@@ -73,8 +72,10 @@ class Arguments:
         self._values = [item for file in texts.pop("config", []) for item in _read_file(file)]
         for name, found in texts.items():
             for text in found if isinstance(found, list) else [found]:
-                self._values += _parts(flags(TrainConfig)[name], text)
-        self.given = {own.name for own, _ in self._values}
+                own, is_text = flags(TrainConfig)[name], isinstance(text, str)
+                parts = own.parts(text) if is_text else [(own, text)]
+                self._values += [(*part, is_text) for part in parts]
+        self.given = {own.name for own, *_ in self._values}
         resume = texts.get("resume")
         self.folder = resume if isinstance(resume, str) else None
         if self.folder == "":
@@ -102,8 +103,9 @@ class Arguments:
             After --print-config.
         """
         values = dict(start or {})
-        for own, read in self._values:
-            values[own.name] = read(values.get(own.name))
+        for own, given, is_text in self._values:
+            before = values.get(own.name)
+            values[own.name] = _read_value(own, given, before) if is_text else given
         config = TrainConfig(**values)
         if self._printing:
             lines = (f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items())
@@ -182,26 +184,16 @@ def _read_file(file: str) -> Iterator[Setting]:
         if own.kind is str and not isinstance(value, str | None):
             raise TypeError(f"{who}: {name} must be text, got {value!r}; quote it")
         seen.add(name)
-        parts = [*_parts(own, value)] if own.members and isinstance(value, str) else []
-        yield from parts if len(parts) > 1 else [(own, partial(_same, value))]
+        parts = [*own.parts(value)] if isinstance(value, str) else []
+        if len(parts) > 1:
+            yield from ((*part, True) for part in parts)
+        else:
+            yield own, value, False
 
 
-def _parts(own: Flag, given: str | bool) -> Iterator[Setting]:
-    """Yield an option and those in its value."""
-    if isinstance(given, bool):
-        yield own, partial(_same, given)
-    else:
-        for part, text in own.parts(given):
-            yield part, partial(_read_value, part, text)
-
-
-def _same(value: Any, before: Any) -> Any:
-    return value
-
-
-def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
+def _read_value(own: Flag, text: Any, before: Any) -> Any:
     """Convert an argument of the command line to a value; `before` is the option's value so far."""
-    if isinstance(text, bool):
+    if text is True:
         return text
     if text == "null" and own.optional:
         return None
@@ -313,8 +305,9 @@ def _explain(message: str) -> Exception:
         if match[1].startswith("-"):
             return ValueError(_nearest("option", match[1], names))
         return ValueError(f"train: unexpected argument {match[1]!r}; options begin with --")
-    if match := re.search(r"argument .*?(--[\w-]+): expected one argument", message):
-        return ValueError(f"train: {match[1]} requires a value")
+    message = re.sub(
+        r"argument .*?(--[\w-]+): expected one argument", r"\1 requires a value", message
+    )
     if match := re.search(r"argument .*?(--[\w-]+).*: ignored explicit argument '(.*)'", message):
         return ValueError(f"train: {match[1]} must have no value, got {match[2]!r}; remove it")
     return ValueError(f"train: {message}")

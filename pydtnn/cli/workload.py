@@ -18,7 +18,7 @@ from pydtnn.parallel.mesh import SHARD, without_shard
 from pydtnn.training.workload import Workload, names_of_fields
 from pydtnn.utils import clock
 from pydtnn.utils.registry import Factory
-from pydtnn.utils.units import parse_size
+from pydtnn.utils.units import parse_quantity
 
 _log = logging.getLogger("pydtnn.train")
 
@@ -129,7 +129,7 @@ def recomputation(config: TrainConfig) -> dict[str, Any]:
     if given is None:  # a limit is that of --parallel auto
         return {"memory_limit": None}
     chosen = int(given) if given.isdecimal() else given if given == AUTO else tuple(names_in(given))
-    limit = None if size is None else parse_size("train: --memory-limit", size)
+    limit = None if size is None else int(parse_quantity("train: --memory-limit", size, "B"))
     return {"recompute": chosen, "memory_limit": limit}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.machine import default_threads
-from pydtnn.utils.units import parse_size
+from pydtnn.utils.units import parse_quantity
 
 EXAMPLES = """examples:
   python -m pydtnn.data pack pictures --output shards
@@ -53,7 +53,7 @@ def _pack(options: argparse.Namespace) -> None:
     packed = pack_shards(
         options.folder,
         options.output,
-        shard_bytes=parse_size("--shard-size", options.shard_size),
+        shard_bytes=int(parse_quantity("--shard-size", options.shard_size, "B")),
         test_fraction=options.test_fraction,
         skip_bad=options.skip_bad,
         threads=options.threads or default_threads(),

@@ -204,7 +204,10 @@ def test_parts_of_ones_own_train_together(make):
         ({"metrics": "own.py:Focal"}, "metric own.py:Focal: expected a Metric, or a class or fun"),
         ({"metrics": "top5_accuracy"}, "at most the number of classes 3, got 5"),
         ({"memory_limit": "1GiB"}, "train: --memory-limit requires --recompute auto"),
-        ({"recompute": "auto", "memory_limit": "2XB"}, "--memory-limit: expected a size such as 5"),
+        (
+            {"recompute": "auto", "memory_limit": "2XB"},
+            "--memory-limit: expected a number with a unit",
+        ),
         ({"freeze": "*"}, "--freeze: * leaves no parameters to train; freeze fewer"),
         ({"model": "own.py:two_heads"}, "--loss auxiliary_weights must be 2 numbers"),
         (HEADS | {"auxiliary_weights": "0.3"}, "--loss auxiliary_weights must be 2 numbers"),

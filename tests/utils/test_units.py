@@ -2,7 +2,7 @@
 
 import pytest
 
-from pydtnn.utils.units import format_quantity, parse_quantity, parse_size
+from pydtnn.utils.units import format_quantity, parse_quantity
 from tests.each import each
 
 
@@ -76,13 +76,13 @@ def test_quantities_are_written_with_the_largest_unit_in_which_they_are_at_least
 
 @each(
     ("text", "size"),
-    [("1", 1), ("7B", 7), ("2GiB", 2 << 30), ("2 gb", 2 * 10**9), ("0.5k", 512), (" 3T ", 3 << 40)],
+    [("7B", 7), ("2GiB", 2 << 30), ("2 GB", 2 * 10**9), ("0.5 KiB", 512), (" 3TiB ", 3 << 40)],
 )
 def test_units_are_powers_of_1000_or_1024(text, size):
-    assert parse_size("limit", text) == size
+    assert parse_quantity("limit", text, "B") == size
 
 
-@each("text", ["", "GiB", "-1", "1e3", "2XB", "0", "0.0001", "3iB", "1 2"])
+@each("text", ["", "GiB", "-1 B", "1", "2XB", "0 B", "2G", "3iB", "1 2"])
 def test_other_words_are_refused(text):
-    with pytest.raises(ValueError, match="limit: expected a size such as 500MiB or 2GiB, got"):
-        parse_size("limit", text)
+    with pytest.raises(ValueError, match="^limit: expected a "):
+        parse_quantity("limit", text, "B")

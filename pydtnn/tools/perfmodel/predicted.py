@@ -19,7 +19,7 @@ from pydtnn.model.recompute_choice import AUTO
 from pydtnn.training.workload import Workload
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.units import parse_size
+from pydtnn.utils.units import parse_quantity
 
 if TYPE_CHECKING:  # the performance model is imported by runs that it predicts
     from pydtnn.tools.perfmodel.platform import Platform
@@ -205,7 +205,7 @@ def choose_parallel(
         )
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
-        limit = min(limit, parse_size("train: --memory-limit", config.memory_limit))
+        limit = min(limit, parse_quantity("train: --memory-limit", config.memory_limit, "B"))
     # the choice is one for ranks like those of the platform
     found = on_rank_0(
         comm, _search, config, comm.size, platform, replace(work, threads=None), limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.comm.schedules.auto import ALLREDUCE
 from pydtnn.data.augment import AUGMENTATION
 from pydtnn.data.named import DATASET
@@ -32,30 +32,15 @@ PARTS: dict[str, Registry[Any]] = {
 }
 """The kind of object that each option names, in the order of the help page."""
 
-ELSEWHERE = {
-    "model": {"classes": "the data set", "input_shape": "the data set"},
-    "dataset": {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"},
-    "loss": {"label_smoothing": "--loss NAME:label_smoothing=X"},
-    "optimizer": {
-        "lr": "--lr",
-        "momentum": "--momentum",
-        "weight_decay": "--weight-decay",
-        "clip_norm": "--clip-norm",
-    },
-    "schedule": {
-        "schedule": "--schedule",
-        "lr": "--lr",
-        "total_steps": "--epochs",
-        "steps_per_epoch": "--steps-per-epoch",
-        "warmup_steps": "--warmup-epochs",
-    },
-    "scheme": {
-        "comm": "mpirun",
-        "sums": "--compress or --exact",
-        "overlap": "--scheme NAME:overlap=false",
-    },
+TAKEN = {
+    "model": ("classes", "input_shape"),
+    "dataset": ("name", "data_dir", "download"),
+    "loss": ("label_smoothing",),
+    "optimizer": ("lr", "momentum", "weight_decay", "clip_norm"),
+    "schedule": ("schedule", "lr", "total_steps", "steps_per_epoch", "warmup_steps"),
+    "scheme": ("comm", "sums", "overlap"),
 }
-"""Options that set the arguments which are not accepted in ``--...-options``."""
+"""Arguments that are no further options of a named thing: the run, or another option, sets them."""
 
 
 def find(config: TrainConfig, part: str) -> tuple[Factory[Any], dict[str, Any]]:
@@ -73,9 +58,11 @@ def find(config: TrainConfig, part: str) -> tuple[Factory[Any], dict[str, Any]]:
         If the name is unknown, or an argument is set by another option.
     """
     options: dict[str, Any] = getattr(config, f"{part}_options", {})
-    for name, flag in ELSEWHERE.get(part, {}).items():
+    for name in TAKEN.get(part, ()):
         if name in options:
-            raise ValueError(f"train: --{part}: {name} is not one of its options; use {flag}")
+            own = flags(TrainConfig).get(name)
+            advice = "omit it, as the run sets it" if own is None else f"use {own.label}"
+            raise ValueError(f"train: --{part}: {name} is not one of its options; {advice}")
     try:
         return PARTS[part].find(getattr(config, part)), options
     except (TypeError, ValueError) as error:

@@ -81,7 +81,7 @@ EXACT = {"exact": True, "global_batch_size": 8}
         ({"scheme": "local_sgd", "scheme_options": {"period": 0}}, "period must be at least 1"),
         (
             {"scheme_options": {"overlap": False}},
-            "overlap is not one of its options; use --scheme NAME:overlap=false",
+            "overlap is not one of its options; use --scheme overlap",
         ),
         (
             {"scheme": "gossip", "overlap": False},

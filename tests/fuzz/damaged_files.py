@@ -46,7 +46,6 @@ from pydtnn.data import (
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
-from pydtnn.data.packing import PROGRESS
 from pydtnn.data.shards import INDEX
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model import Model
@@ -511,8 +510,6 @@ class Shards(Kind):
         images = self.folder.with_name("images")
         pack_shards(write_images(images), self.folder, shard_bytes=600)
         shutil.rmtree(images)
-        for path in self.folder.rglob(PROGRESS):
-            path.unlink()
         self.right = [part.read(np.arange(len(part))) for part in self.read()]
 
     def spoil(self, rng: Rng) -> tuple[str, bytes, str]:

@@ -33,7 +33,6 @@ from benchmarks.parallel import Case, Side
 from pydtnn import Mesh
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
-from pydtnn.training.checkpoint.folder import Retention
 from pydtnn.training.checkpoint.saving import Saver
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.machine import restart_peak
@@ -72,7 +71,7 @@ def turn(
 
 def measure_time(side: Side, folder: Path, given: argparse.Namespace) -> str:
     """Return the row of a network."""
-    saver = Saver(folder, retention=Retention(1))
+    saver = Saver(folder, keep=1)
     times: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     blocked: dict[str, list[float]] = {mode: [] for mode in MODES}
     for number in range(1 + given.turns):
@@ -109,7 +108,7 @@ def measure_memory(comm: Communicator, side: Side, folder: Path) -> str:
             side.steps(2)
         settle(saver, trainer)
 
-    saver = Saver(folder, retention=Retention(1))
+    saver = Saver(folder, keep=1)
     side.steps(2)
     step = peak(lambda: side.steps(2))
     at_once = peak(lambda: save(False))

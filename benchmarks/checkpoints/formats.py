@@ -15,7 +15,6 @@ import numpy as np
 
 from pydtnn.tools.interchange import export_onnx, import_onnx
 from pydtnn.training.checkpoint import load_checkpoint
-from pydtnn.training.checkpoint.folder import Retention
 from pydtnn.training.checkpoint.pieces import pieces_in_place
 from pydtnn.training.checkpoint.saving import Saver
 from pydtnn.training.trainer import Trainer
@@ -84,7 +83,7 @@ class Ours(Format):
 
     def save(self, folder: Path, *, background: bool) -> float:
         """Save; return the time for which training would stop, in s."""
-        saver = Saver(folder, retention=Retention(1))
+        saver = Saver(folder, keep=1)
         problem = saver.start(self.trainer, background=background)
         blocked = saver.blocked
         if problem := problem or saver.settle(self.trainer.comm):

@@ -209,8 +209,8 @@ def test_several_stages_per_rank_equal_serial_training(plan, schedule, meshes):
 
 @each("plan", ["pipeline", {"pipeline": ["block.body.relu2"]}])
 def test_two_directions_equal_serial_training(plan):
-    options: Any = {"pipeline_schedule": "chimera", "training": True}
-    (row,) = check_plan(residual_net, SHAPE, plan, meshes=[{"pipeline": 2}], **options).rows
+    mesh = [{"pipeline": 2}]
+    (row,) = check_plan(residual_net, SHAPE, plan, meshes=mesh, pipeline_schedule="chimera").rows
     assert not row.refused
 
 

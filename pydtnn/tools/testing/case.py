@@ -37,6 +37,13 @@ class Pass:
             yield f"the gradient of {name}", grad
 
 
+def largest_error(got: np.ndarray, want: np.ndarray) -> tuple[float, tuple[int, ...]]:
+    """Return the largest difference, relative to the largest magnitude, and its place."""
+    error = np.where(np.isfinite(got) & np.isfinite(want), abs(got - want), np.inf)
+    where = tuple(map(int, np.unravel_index(error.argmax(), error.shape)))
+    return float(error[where]) / max(abs(want).max(), 1e-3), where
+
+
 class LayerCase:
     """A float64 model with a single layer, random inputs, parameters and dy.
 
@@ -155,10 +162,8 @@ class LayerCase:
                 raise self.fail(f"{what} must have shape {b.shape} {when}, got {a.shape}")
             if not a.size:
                 continue
-            error = np.where(np.isfinite(a) & np.isfinite(b), abs(a - b), np.inf)
-            where = tuple(map(int, np.unravel_index(error.argmax(), a.shape)))
-            relative = error[where] / max(abs(b).max(), 1e-3)
-            if relative > tolerance:
+            relative, where = largest_error(a, b)
+            if not relative <= tolerance:
                 raise self.fail(
                     f"{what} is wrong {when}: expected {b[where]:.6g} at {where}, got "
                     f"{a[where]:.6g}, a difference of {relative:.1e} of the largest entry "

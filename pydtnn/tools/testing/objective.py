@@ -13,7 +13,8 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Shape
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
-from pydtnn.tools.testing.values import DIFFERENCES, ENTRIES, SINGLE, STEP
+from pydtnn.tools.testing.case import largest_error
+from pydtnn.tools.testing.values import DIFFERENCES, ENTRIES, SINGLE, STEP, derivative
 from pydtnn.utils.validate import check_int
 
 REPEATED = 1e-10
@@ -238,10 +239,9 @@ class _ObjectiveCase:
     def compare(self, what: str, got: Any, want: Any, tolerance: float = REPEATED) -> None:
         """Check that numbers agree within `tolerance` of the largest."""
         got, want = np.asarray(got, "float64"), np.asarray(want, "float64")
-        error = np.where(np.isfinite(got) & np.isfinite(want), abs(got - want), np.inf)
-        if error.size and error.max() > tolerance * max(abs(want).max(), 1e-3):
-            at = np.unravel_index(error.argmax(), error.shape)
-            place = f" at {tuple(map(int, at))}" if at else ""
+        error, at = largest_error(got, want) if got.size else (0.0, ())
+        if not error <= tolerance:
+            place = f" at {at}" if at else ""
             raise self.fail(f"{what} is wrong{place}: expected {want[at]:.8g}, got {got[at]:.8g}")
 
     def fail(self, sentence: str) -> AssertionError:
@@ -254,12 +254,9 @@ def _check_differences(case: _ObjectiveCase, value: Callable[[], float], dy: np.
     tolerance = DIFFERENCES * max(abs(dy).max(), 1e-3)
     for flat in case.rng.permutation(prod(dy.shape))[:ENTRIES]:
         at = tuple(map(int, np.unravel_index(flat, dy.shape)))
-        before, values = float(case.y[at]), []
-        for step in (STEP, -STEP):
-            case.y[at] = before + step
-            values.append(value())
-        case.y[at] = before
-        measured = (values[0] - values[1]) / (2 * STEP)
+        step = np.zeros(dy.shape)
+        step[at] = STEP
+        measured = derivative(value, case.y, case.backend.asarray(step))
         if not abs(measured - dy[at]) <= tolerance:
             raise case.fail(
                 f"the gradient at {at} is wrong: central differences give {measured:.8g}, got "

@@ -56,9 +56,6 @@ KINDS = ("initial value", "output", "gradient of input", "gradient", "statistic"
 REPLICATED = ("output", "gradient of input", "statistic", "parameter")
 """Kinds of arrays of which ranks with the same part must have the same bytes."""
 
-MICRO_BATCHES = 2
-"""Micro-batches of a rank with stages, if its batch has so many samples."""
-
 LR, MOMENTUM = 0.01, 0.9
 
 
@@ -199,13 +196,12 @@ class PlanCase(TrajectoryCase):
         running statistics are not compared then.
         """
         plain: dict[bool, list[Trajectory]] = {}
-        parts = MICRO_BATCHES if self.problem.batch >= MICRO_BATCHES * self.data else 1
         for fuse, seed in ((False, None), (True, None), (False, 1), (True, 2)):
             conditions = Conditions(
                 fuse=fuse,
                 input_gradient=not fuse and self.stages == 1,
                 sync=self.stages == 1,
-                shards=1 if self.stages == 1 else parts * self.data,
+                shards=1 if self.stages == 1 else self.data,
                 delays=seed,
             )
             way = _describe(conditions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -87,7 +88,8 @@ def _compare(
     tolerance: float,
 ) -> None:
     expected = float((slope * direction).sum())
-    measured = _derivative(case, array, direction)
+    step = case.backend.asarray(STEP * direction)
+    measured = derivative(lambda: float((case.forward(case.xs)[0] * case.dy).sum()), array, step)
     if not abs(expected - measured) <= tolerance:
         raise case.fail(
             f"{what} is wrong: central differences give {measured:.8g}, got {expected:.8g} from "
@@ -95,13 +97,12 @@ def _compare(
         )
 
 
-def _derivative(case: LayerCase, array: Array, direction: np.ndarray) -> float:
-    before, step = array.copy(), case.backend.asarray(STEP * direction)
-    losses = []
+def derivative(loss: Callable[[], float], array: Array, step: Array) -> float:
+    """Return the central difference of a loss for a step of `STEP` along an array."""
+    before, losses = array.copy(), []
     for moved in (before + step, before - step):
         array[...] = moved
-        y, _ = case.forward(case.xs)
-        losses.append(float((y * case.dy).sum()))
+        losses.append(loss())
     array[...] = before
     return (losses[0] - losses[1]) / (2 * STEP)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.tools.interchange.onnx.elementwise import ELEMENTWISE
-from pydtnn.tools.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, axes_of, slices_of
+from pydtnn.tools.interchange.onnx.graph import ANY_BATCH, axes_of, slices_of
 from pydtnn.tools.interchange.onnx.norms import NORMS
 from pydtnn.tools.interchange.onnx.reading import Read, Reading, Repeated, resolved
 from pydtnn.tools.interchange.onnx.views import Atom, Value, size_of
@@ -245,8 +245,6 @@ def _pad(at: Reading) -> Value:
         pairs[place] = (given[i], given[i + len(places)])
     if pairs[0] != (0, 0):
         raise at.fail(f"pads must be those of samples, got {pairs[0]} for the batch")
-    if prod(n + sum(pair) for n, pair in zip(x.shape[1:], pairs[1:], strict=True)) > MAX_ELEMENTS:
-        raise at.fail(f"outputs of samples must have at most {MAX_ELEMENTS} elements")
     _, *sample = pairs
     if set(sample) <= {(0, 0)}:
         return x

@@ -25,23 +25,19 @@ def _window(at: Reading, size: Sequence[int], kernel: Sequence[int]) -> dict[str
     stride = tuple(at.get("strides", (1,) * axes))
     dilation = tuple(at.get("dilations", (1,) * axes))
     pads = list(at.get("pads", (0,) * (2 * axes)))
-    if axes not in (1, 2, 3) or automatic not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+    if (
+        axes not in (1, 2, 3)
+        or not len(kernel) == len(stride) == len(dilation) == len(pads) / 2 == axes
+        or min(*kernel, *stride, *dilation) < 1
+        or min(pads) < 0
+        or automatic not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+        or (automatic != "NOTSET" and any(pads))
+    ):
         raise at.fail(
-            f"expected one to three axes, and auto_pad of NOTSET, VALID, SAME_UPPER or SAME_LOWER, "
-            f"got a kernel of shape {tuple(kernel)} and auto_pad {automatic}"
+            "kernel, strides and dilations must be positive numbers of one to three axes, and pads "
+            f"not negative or auto_pad, got {tuple(kernel)}, {stride}, {dilation}, {tuple(pads)} "
+            f"and {automatic}"
         )
-    if not len(kernel) == len(stride) == len(dilation) == len(pads) / 2 == axes:
-        raise at.fail(
-            f"kernel, strides, dilations and pads must be those of {axes} axes, got "
-            f"{tuple(kernel)}, {stride}, {dilation} and {tuple(pads)}"
-        )
-    if min(*kernel, *stride, *dilation) < 1 or min(pads) < 0:
-        raise at.fail(
-            "kernel, strides and dilations must be positive and pads not negative, got "
-            f"{tuple(kernel)}, {stride}, {dilation} and {tuple(pads)}"
-        )
-    if automatic != "NOTSET" and any(pads):
-        raise at.fail(f"pads must be omitted with auto_pad {automatic}, got {tuple(pads)}")
     pairs = [*zip(pads[:axes], pads[axes:], strict=True)]
     if automatic.startswith("SAME"):
         pairs = []
@@ -56,12 +52,11 @@ def _filters(at: Reading) -> tuple[Array, dict[str, Array]]:
     """Return the filters of a convolution, channels last, and its arrays."""
     weight, bias = at.required(1), at.constant(2)
     kernel = tuple(at.get("kernel_shape", weight.shape[2:]))
-    if weight.ndim not in (3, 4, 5):
+    if weight.ndim not in (3, 4, 5) or kernel != weight.shape[2:]:
         raise at.fail(
-            f"filters must be (O, C, k), (O, C, kh, kw) or (O, C, kd, kh, kw), got {weight.shape}"
+            "filters must be (O, C, k), (O, C, kh, kw) or (O, C, kd, kh, kw) of kernel_shape, got "
+            f"{weight.shape} and {kernel}"
         )
-    if kernel != weight.shape[2:]:
-        raise at.fail(f"kernel_shape must be that of the weights {weight.shape}, got {kernel}")
     arrays = {"w": np.moveaxis(weight, 1, -1)}
     return weight, arrays if bias is None else arrays | {"b": bias}
 

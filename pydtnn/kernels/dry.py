@@ -18,110 +18,63 @@ from pydtnn.kernels.reference import FAMILIES, NormKernels
 class Idle:
     """Replacement of a family of kernels: every kernel returns 0 and writes nothing.
 
-    Attributes
-    ----------
-    geometries : set of ConvGeometry
-        Geometries of all convolutions that were called.
-    """
-
-    def __init__(self) -> None:
-        self.geometries: set[ConvGeometry] = set()
-
-    def __getattr__(self, kernel: str) -> Any:
-        return self._idle
-
-    def _idle(self, *arguments: Any, **options: Any) -> float:
-        self.geometries.update(a for a in arguments if isinstance(a, ConvGeometry))
-        return 0.0
-
-
-class IdleConv(Idle):
-    """Idle convolutions, which compute the sums of norms where those of `conv` do.
-
     Parameters
     ----------
-    conv : Conv
-    work_of : callable, optional
-        Called with a kernel's name, geometry, batch and dtype: allocates the arrays that the kernel
-        of a volume does.
+    size_of : callable, optional
+        Called with a kernel's name and arguments; returns what its scratch memory depends on.
+    **others
+        Attributes that are no kernels.
+
+    Attributes
+    ----------
+    sizes : set
+        Results of `size_of` for all calls.
     """
 
-    def __init__(self, conv: Any, work_of: Callable[..., Any] | None) -> None:
-        super().__init__()
-        self.takes_sums = conv.takes_sums
-        self.work_of = work_of
+    def __init__(self, size_of: Callable[..., Any] = lambda *call: None, **others: Any) -> None:
+        self.sizes: set[Any] = set()
+        self._size_of = size_of
+        vars(self).update(others)
 
     def __getattr__(self, kernel: str) -> Any:
-        return partial(self._idle_conv, kernel)
+        return partial(self._idle, kernel)
 
-    def _idle_conv(self, kernel: str, *arguments: Any, **options: Any) -> float:
-        geometry = next((a for a in arguments if isinstance(a, ConvGeometry)), None)
-        if self.work_of is not None and geometry is not None and len(geometry.size) == 3:
-            x = arguments[0]
-            if x.dtype.itemsize > 2:  # others run on the reference
-                self.work_of(kernel, geometry, len(x), x.dtype)
-        return self._idle(*arguments, **options)
-
-
-class IdleAttention(Idle):
-    """Idle kernels of attention.
-
-    Attributes
-    ----------
-    sizes : set of (int, int)
-        Positions, and elements of a head, of all calls of backward.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: set[tuple[int, int]] = set()
-
-    def backward(
-        self, dy: Any, qkv: Any, y: Any, log_sums: Any, heads: int, **options: Any
-    ) -> float:
-        """Note the size."""
-        _, length, features = y.shape
-        self.sizes.add((length, features // heads))
-        return 0.0
-
-    def backward_block(
-        self, dy: Any, q: Any, kv: Any, y: Any, log_sums: Any, heads: int, at: Any, **options: Any
-    ) -> float:
-        """Note the size."""
-        self.sizes.add((max(q.shape[1], kv.shape[1]), y.shape[2] // heads))
+    def _idle(self, kernel: str, *arguments: Any, **options: Any) -> float:
+        if (size := self._size_of(kernel, *arguments)) is not None:
+            self.sizes.add(size)
         return 0.0
 
 
-class IdleRecurrent(Idle):
-    """Idle kernels of recurrent layers.
-
-    Attributes
-    ----------
-    sizes : set of (int, int, int)
-        Samples, elements of the state, and gates, of all calls of forward.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: set[tuple[int, int, int]] = set()
-
-    def lstm_forward(self, gates: Any, u: Any, b: Any, **options: Any) -> float:
-        """Note the size."""
-        rows, features = u.shape
-        self.sizes.add((len(gates), features, rows // features))
-        return 0.0
-
-    gru_forward = lstm_forward
+def _attention_size(kernel: str, *arguments: Any) -> tuple[int, int] | None:
+    """Return positions, and elements of a head, of a kernel of backward."""
+    if not kernel.startswith("backward"):
+        return None
+    _, q, *kv, y, _, heads = arguments[: 5 if kernel == "backward" else 6]
+    return max(x.shape[1] for x in (q, *kv)), y.shape[2] // heads
 
 
-class IdleNorm(Idle):
-    """Idle kernels of normalisation; lengths of sums are those of `norm`."""
+def _recurrent_size(kernel: str, *arguments: Any) -> tuple[int, int, int] | None:
+    """Return samples, elements of the state, and gates, of a kernel of forward."""
+    if not kernel.endswith("forward"):
+        return None
+    (rows, features), samples = arguments[1].shape, len(arguments[0])
+    return samples, features, rows // features
 
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        host = NormKernels(np)
-        self.sums_length = norm.sums_length
-        self.moments, self.constant_sums = host.moments, host.constant_sums
+
+def _geometry(kernel: str, *arguments: Any) -> ConvGeometry:
+    """Return the geometry of a convolution."""
+    geometry: ConvGeometry = next(a for a in arguments if isinstance(a, ConvGeometry))
+    return geometry
+
+
+def _cpu_geometry(kernel: str, *arguments: Any) -> ConvGeometry:
+    """Return the geometry, and allocate the arrays that the compiled kernel of a volume does."""
+    from pydtnn.kernels.cpu.volumes import work_of
+
+    geometry, x = _geometry(kernel, *arguments), arguments[0]
+    if len(geometry.size) == 3 and x.dtype.itemsize > 2:  # others run on the reference
+        work_of(kernel, geometry, len(x), x.dtype)
+    return geometry
 
 
 class NoValues(np.ndarray):
@@ -180,13 +133,18 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
         Minimum bytes of arrays that are allocated from its pool, ``memory``, and counted there.
     """
     from pydtnn.kernels.cpu import MemoryPool
-    from pydtnn.kernels.cpu.volumes import work_of
 
+    host = NormKernels(np)
+    sums: dict[str, Any] = {
+        "sums_length": backend.norm.sums_length,
+        "constant_sums": host.constant_sums,
+    }
+    geometry_of = _cpu_geometry if backend.name == "cpu" else _geometry
     idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
-    idle["attention"] = IdleAttention()
-    idle["conv"] = IdleConv(backend.conv, work_of if backend.name == "cpu" else None)
-    idle["norm"] = IdleNorm(backend.norm)
-    idle["recurrent"] = IdleRecurrent()
+    idle["attention"] = Idle(_attention_size)
+    idle["conv"] = Idle(geometry_of, takes_sums=backend.conv.takes_sums)
+    idle["norm"] = Idle(moments=host.moments, **sums)
+    idle["recurrent"] = Idle(_recurrent_size)
     kept: dict[str, Any] = {
         "name": backend.name,
         "threads": backend.threads,
@@ -217,10 +175,8 @@ def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:
         return 0
     from pydtnn.kernels.cpu.scratch import attention_scratch, conv_scratch, recurrent_scratch
 
-    conv: Any = dry.conv
-    attention: Any = dry.attention
-    recurrent: Any = dry.recurrent
+    sizes: Any = {name: getattr(dry, name).sizes for name in ("attention", "conv", "recurrent")}
     winograd, threads = backend.autotuner.mode != "direct", backend.threads
-    of_convolutions = conv_scratch(conv.geometries, itemsize, threads, winograd=winograd)
-    of_attention = attention_scratch(attention.sizes, itemsize, threads)
-    return of_convolutions + of_attention + recurrent_scratch(recurrent.sizes, itemsize)
+    of_convolutions = conv_scratch(sizes["conv"], itemsize, threads, winograd=winograd)
+    of_attention = attention_scratch(sizes["attention"], itemsize, threads)
+    return of_convolutions + of_attention + recurrent_scratch(sizes["recurrent"], itemsize)

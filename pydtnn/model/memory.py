@@ -392,6 +392,6 @@ def _dry_copy(model: ModelLike, backend: Backend) -> ModelLike:
     for node in model.graph.nodes:
         new = known[id(node)]
         vars(new).update({name: copy.deepcopy(v, known) for name, v in vars(node).items()})
-    dry = type(model).__new__(type(model))
+    dry: Any = object.__new__(type(model))
     vars(dry).update({name: copy.deepcopy(v, known) for name, v in vars(model).items()})
     return dry

@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Saved, Shape, StepContext
+from pydtnn.layers.base import Saved, StepContext
 from pydtnn.layers.collectives import PIPELINE, contiguous
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Parameter, ParameterBuffer
-from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.model.execution import Communicate, check_inputs
-from pydtnn.model.graph import Graph
-from pydtnn.utils.observer import Observer
+from pydtnn.model.execution import check_inputs
 from pydtnn.utils.request import Request
 from pydtnn.utils.split import even_cuts
 
@@ -35,77 +31,8 @@ PARTS_PER_RANK = 2
 """Parts per rank into which samples are divided in inference."""
 
 
-class PipelineGroup(Protocol):
-    """The ranks along the axis "pipeline": a communicator."""
-
-    rank: int
-    size: int
-
-    def isend(self, array: Any, to: int, tag: int = 0) -> Request:
-        """Start to send a flat array."""
-
-    def irecv(self, array: Any, source: int, tag: int = 0) -> Request:
-        """Start to receive into a flat array."""
-
-    def broadcast(self, array: Any, root: int = 0) -> None:
-        """Copy a flat array of one rank to all."""
-
-    def allreduce(self, array: Any) -> None:
-        """Sum flat arrays, in place."""
-
-
-class ModelLike(Protocol):
-    """The interface of a `Model` for its stages, memory and summary."""
-
-    backend: Backend
-    dtype: np.dtype
-    input_shapes: tuple[Shape, ...]
-    graph: Graph
-    parameters: dict[str, Parameter]
-    buffers: tuple[ParameterBuffer, ...]
-    frozen_buffers: tuple[ParameterBuffer, ...]
-    statistics: RunningStatistics
-    mesh: MeshLike | None
-    pipeline: Pipeline | None
-    communicate: Communicate | None
-    observer: Observer | None
-    cut_outputs: bool
-    cuts: tuple[int, ...]
-
-    @property
-    def output_nodes(self) -> tuple[Node, ...]:
-        """Nodes of the model's outputs."""
-
-    @property
-    def unread_outputs(self) -> tuple[bool, ...]:
-        """Whether the array of each of them may be overwritten before backward."""
-
-    def cut(self, cuts: Sequence[int]) -> None:
-        """Recompute the segments between cuts."""
-
-    def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
-        """Return the cuts for a batch size."""
-
-    def forward_shards(
-        self,
-        xs: Sequence[Any],
-        contexts: Sequence[StepContext],
-        *,
-        part: int | None = None,
-        keep: bool = True,
-        after_node: Callable[[Node, Array], None] | None = None,
-    ) -> list[tuple[Any, list[Saved]]]:
-        """Run every node of this rank, or of one of its stages, in order."""
-
-    def backward_shards(
-        self,
-        dys: Sequence[Any],
-        residuals: Sequence[list[Any]],
-        *,
-        after_node: Callable[[Node], None] | None = None,
-        shared: bool = False,
-    ) -> list[Any]:
-        """Run every node's backward in reverse."""
+ModelLike = Any
+"""A `Model`, whose module imports this one."""
 
 
 class Transfer:
@@ -167,7 +94,7 @@ class Pipeline:
         self.copies: tuple[int, ...] = cut.owners.copies_of(self.rank)
         self.output_shapes = cut.output_shapes
         self._mesh, self._backend, self._dtype = mesh, backend, dtype
-        self._group: PipelineGroup = cast(PipelineGroup, mesh.group(PIPELINE))
+        self._group: Any = mesh.group(PIPELINE)  # a communicator
         self._handed: dict[tuple[int, int, int], Transfer] = {}  # between stages of this rank
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 import pydtnn.kernels.cpu.openmp  # noqa: F401  # before modules that link its runtime
-from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu import _conv
 from pydtnn.kernels.cpu._memory import MemoryPool
@@ -50,10 +49,7 @@ def create_families(threads: int, isa: str, autotuner: Autotuner) -> dict[str, A
 
     Convolutions choose their algorithms with `autotuner`.
     """
-    families: dict[str, Any] = {
-        name: COMPILED[name](np, isa, threads) if name in COMPILED else family(np)
-        for name, family in reference.FAMILIES.items()
-    }
+    families: dict[str, Any] = {name: family(np, isa, threads) for name, family in COMPILED.items()}
     families["conv"].autotuner = autotuner
     return families
 

@@ -29,7 +29,7 @@ from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schedules.network import Network
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 
 TYPES = ("float32", "float64", "float16", "bfloat16")

@@ -16,6 +16,8 @@ MOVED = {
         f"pydtnn.layers.{name}": f"pydtnn.model.partition.{name}"
         for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
     },
+    "pydtnn.comm.schedules.flows": "pydtnn.tools.perfmodel.engine.flows",
+    "pydtnn.comm.schedules.network": "pydtnn.tools.perfmodel.network",
     "pydtnn.model.whole": "pydtnn.model.full_arrays",
     "pydtnn.parallel.pipeline": "pydtnn.model.pipeline",
     **{

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from pydtnn.comm.schedules.network import Network
 from pydtnn.tools.perfmodel import fields
 from pydtnn.tools.perfmodel.entries import DTYPES, UPDATE, check, check_bandwidth, read_rate
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.topology import TOPOLOGIES, Topology
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown

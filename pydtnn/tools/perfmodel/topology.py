@@ -1,7 +1,7 @@
 """The switches between the hosts of a platform, and the way that messages take through them.
 
 A topology is a class that returns the switches on the route between two hosts. Each neighbouring
-pair of them is a link in this direction, which all messages on it share (`schedules.flows`).
+pair of them is a link in this direction, which all messages on it share (`engine.flows`).
 Hosts are numbered from 0 and fill the topology in this order.
 """
 
@@ -51,7 +51,22 @@ class Topology(ABC):
         return self.bandwidth
 
     def route(self, source: int, target: int, bandwidth: float) -> tuple[float, dict[str, float]]:
-        """See `pydtnn.comm.schedules.network.SwitchTopology`."""
+        """Return what the route between two hosts has besides their network cards.
+
+        Parameters
+        ----------
+        source, target : int
+            Different hosts.
+        bandwidth : float
+            Of a message that is alone, in B/s: that of links unless they have one of their own.
+
+        Returns
+        -------
+        float
+            Latency in addition to that of two hosts at one switch, in s.
+        dict of str to float
+            Links by name, with their capacity in B/s.
+        """
         path = self.path(source, target)
         links = {
             f"{_name(here)} to {_name(there)}": self.capacity(here, there) or bandwidth

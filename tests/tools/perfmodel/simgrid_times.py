@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.network import Network
+from pydtnn.tools.perfmodel.network import Network
 
 ROOT = Path(__file__).parents[3]
 

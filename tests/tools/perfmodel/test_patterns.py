@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.network import Network
 from pydtnn.tools.perfmodel.engine.rows import RowTimes
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.patterns import AxisGroups, Processing, Wires, library_terms, rows_of
 from pydtnn.tools.perfmodel.platform import Link
 from tests.each import each

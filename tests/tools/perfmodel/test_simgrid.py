@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm.schedules.network import Network
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 from tests.tools.perfmodel.patterns import PATTERNS

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import ALL, Group, Rounds, receive, send
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.patterns import AxisGroups, Wires, rows_of
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.topology import Dragonfly, FatTree, Topology, Torus

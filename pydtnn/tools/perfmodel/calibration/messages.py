@@ -11,10 +11,10 @@ from math import inf
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.network import Network, Route
 from pydtnn.comm.schedules.rule import without_rule
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
 from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.network import Network, Route
 from pydtnn.tools.perfmodel.platform import COLLECTIVES, Link, MessageSpeed
 
 LENGTHS = (64, 1 << 13, 1 << 17, 1 << 20)

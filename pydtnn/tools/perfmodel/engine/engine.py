@@ -20,10 +20,10 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import NamedTuple
 
-from pydtnn.comm.schedules.flows import Flows
-from pydtnn.comm.schedules.network import Network, Pair
 from pydtnn.comm.thread import Ended, name_rank
 from pydtnn.tools.perfmodel.engine.cores import Cores, SharedCores
+from pydtnn.tools.perfmodel.engine.flows import Flows
+from pydtnn.tools.perfmodel.network import Network, Pair
 from pydtnn.utils.errors import describe
 
 FREE_TESTS = 64

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.comm.schedules.network import Pair
 from pydtnn.comm.thread import Matching, wrong_length
 from pydtnn.tools.perfmodel.engine.engine import Completion, Engine
 from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.network import Pair
 
 WINDOW = 4
 """Length of the parts of a message that is not eager, relative to the longest eager one."""

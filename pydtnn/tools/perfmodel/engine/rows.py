@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.flows import Flows
-from pydtnn.comm.schedules.network import Network, Pair
 from pydtnn.comm.schedules.steps import Part, Round
 from pydtnn.comm.schedules.timeline import timeline
+from pydtnn.tools.perfmodel.engine.flows import Flows
+from pydtnn.tools.perfmodel.network import Network, Pair
 
 MAX_ROUND_BY_ROUND = 64
 """Ranks up to which the rounds of all are generated without looking for a rotation."""

@@ -15,12 +15,12 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.executor import Simulated
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.traffic import Traffic
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.engine.rows import RowTimes
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual.clock import SegmentClock
 from pydtnn.tools.perfmodel.virtual.communicator import library_seconds
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances

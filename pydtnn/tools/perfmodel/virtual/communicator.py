@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import doublings
 from pydtnn.comm.thread import Ended, name_source
 from pydtnn.comm.traffic import Traffic
 from pydtnn.tools.perfmodel.engine.engine import Completion, Engine
 from pydtnn.tools.perfmodel.engine.post import PostOffice
 from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.patterns import library_terms
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError

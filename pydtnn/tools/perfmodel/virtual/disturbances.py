@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.tools.perfmodel.entries import check
 from pydtnn.tools.perfmodel.fields import index, load, parts, positive, quantity, read, text
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 
 Draw = Callable[[np.ndarray, np.ndarray, float], np.ndarray]

@@ -10,13 +10,13 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules import Algorithm
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import be_rank, start_ranks
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, NoCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.engine import Engine
 from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual.clock import RankClock
 from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator, VirtualGroup
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances

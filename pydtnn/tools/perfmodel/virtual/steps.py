@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
@@ -24,6 +23,7 @@ from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.processor import Processor
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import MemoryUse, Prediction, RankPrediction, StepTime
 from pydtnn.tools.perfmodel.virtual.alike import DifferentError, run_alike

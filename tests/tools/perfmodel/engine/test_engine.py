@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.thread import start_ranks
 from pydtnn.tools.perfmodel.engine import Completion, Engine
+from pydtnn.tools.perfmodel.network import Network
 
 
 def run(ranks: int, program: Callable[[Engine, int], None]) -> Engine:

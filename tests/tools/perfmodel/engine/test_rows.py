@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.network import Network
 from pydtnn.tools.perfmodel.engine.rows import MAX_ROUND_BY_ROUND, RowTimes
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 from tests.each import each
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydtnn.comm.schedules.network import Network
 from pydtnn.layers.base import Layer
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
+from pydtnn.tools.perfmodel.network import Network
 
 SECONDS = {"forward": 1e-3, "backward": 2e-3}
 

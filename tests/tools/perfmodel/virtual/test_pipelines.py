@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from pydtnn.comm.schedules.network import Network
 from pydtnn.layers import Linear, Sequential
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.tools.perfmodel.virtual.steps import _program
 from pydtnn.training.workload import Workload

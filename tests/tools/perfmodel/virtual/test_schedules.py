@@ -5,8 +5,8 @@ from math import log2
 import pytest
 
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import add, part, receive, send
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 from tests.each import each
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
 
-from pydtnn.comm.schedules.network import Network, Pair
+from pydtnn.tools.perfmodel.network import Network, Pair
 
 ROUNDING = 0.5
 """Bytes by which a message may be incomplete when it ends."""

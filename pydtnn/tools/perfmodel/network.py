@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.tools.perfmodel.topology import Topology
 from pydtnn.utils import clock
 
 LONG = 2**20
@@ -264,7 +265,7 @@ class Network:
         card: float | None = None,
         memory: float | None = None,
         add: float = 0.0,
-        topology: SwitchTopology | None = None,
+        topology: Topology | None = None,
         rails: int = 1,
     ) -> Network:
         """Create a network of identical hosts, by default on a switch that is never the bottleneck.
@@ -357,28 +358,6 @@ class Network:
         return cls(comm.hosts, routes, links, probe.add())
 
 
-class SwitchTopology(Protocol):
-    """The switches between hosts, which are numbered from 0."""
-
-    def route(self, source: int, target: int, bandwidth: float) -> tuple[float, dict[str, float]]:
-        """Return what the route between two hosts has besides their network cards.
-
-        Parameters
-        ----------
-        source, target : int
-            Different hosts.
-        bandwidth : float
-            Of a message that is alone, in B/s: that of links unless they have one of their own.
-
-        Returns
-        -------
-        float
-            Latency in addition to that of two hosts at one switch, in s.
-        dict of str to float
-            Links by name, with their capacity in B/s.
-        """
-
-
 class _AlikeRoutes(Mapping[Pair, Route]):
     """The routes between equal hosts; they and their links are computed when they are needed."""
 
@@ -389,7 +368,7 @@ class _AlikeRoutes(Mapping[Pair, Route]):
         between: Route,
         card: float,
         memory: float | None,
-        topology: SwitchTopology | None,
+        topology: Topology | None,
         rails: int,
     ) -> None:
         self._hosts, self._inside, self._between = hosts, inside, between

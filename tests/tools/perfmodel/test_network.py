@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.comm.schedules.network import Network, Route
+from pydtnn.tools.perfmodel.network import Network, Route
 from tests.each import each
 
 

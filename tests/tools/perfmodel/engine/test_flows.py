@@ -8,8 +8,8 @@ from math import inf
 
 import pytest
 
-from pydtnn.comm.schedules.flows import Flows, fair_rates
-from pydtnn.comm.schedules.network import Network
+from pydtnn.tools.perfmodel.engine.flows import Flows, fair_rates
+from pydtnn.tools.perfmodel.network import Network
 from tests.each import each
 
 NETWORK = Network.create(

@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks.common.report import Report
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 

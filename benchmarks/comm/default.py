@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.common.work import WORK, create_several
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
+from pydtnn.comm.schedules.rule import ALLREDUCES, RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
 from pydtnn.model import Model

@@ -8,8 +8,7 @@ from typing import Any
 from pydtnn.cli.config import TrainConfig, read_axes
 from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.auto import RULE, create_allreduce
-from pydtnn.comm.schedules.rule import VENDOR
+from pydtnn.comm.schedules.rule import RULE, VENDOR, create_allreduce
 from pydtnn.comm.serial import Serial
 from pydtnn.parallel.mesh import Mesh
 

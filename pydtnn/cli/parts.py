@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.cli.config import TrainConfig, flags
-from pydtnn.comm.schedules.auto import ALLREDUCE
+from pydtnn.comm.schedules.rule import ALLREDUCE
 from pydtnn.data.augment import AUGMENTATION
 from pydtnn.data.named import DATASET
 from pydtnn.losses.functions import LOSS

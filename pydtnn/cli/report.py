@@ -15,8 +15,7 @@ from pydtnn.cli.config import TrainConfig, flags, typed
 from pydtnn.cli.info import collect
 from pydtnn.cli.parallel import describe_mesh
 from pydtnn.cli.workload import changes_of
-from pydtnn.comm.schedules.auto import RULE, Auto, Choice
-from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
+from pydtnn.comm.schedules.rule import RULE, Ruled, explain
 from pydtnn.data.inputs import inputs_of
 from pydtnn.saving.models import describe_model
 from pydtnn.training.run_folder import MODEL_FILE, RUN_FILE
@@ -314,22 +313,11 @@ def _gpu(job: Job) -> list[tuple[str, str]]:
 def _communication(job: Job) -> list[tuple[str, str]]:
     """Return the lines that describe the allreduce, if there are several ranks."""
     config, inner = job.config, job.trainer.comm.summing
-    if isinstance(inner, Auto):
-        return [("allreduce", _choice(choice)) for choice in inner.choices]
     if config.allreduce != RULE:
         return [("allreduce", config.allreduce)]
     if isinstance(inner, Ruled) or (inner.size == inner.local_size > 1 and not inner.capturable):
         return [("allreduce", explain(inner.hosts))]
     return []
-
-
-def _choice(choice: Choice) -> str:
-    """Describe the fastest allreduce, with MPI's own if it supports the element type."""
-    size = f"{choice.nbytes} B" if choice.nbytes < 1024 else f"{choice.nbytes / 1024:g} KiB"
-    times = f"{1e3 * choice.seconds[choice.name]:.3g} ms"
-    if VENDOR in choice.seconds:
-        times += f" ({VENDOR} {1e3 * choice.seconds[VENDOR]:.3g} ms)"
-    return f"up to {size} of {choice.dtype}: {choice.name}, {times}"
 
 
 def _title(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.schedules.auto import RULE, create_allreduce
+from pydtnn.comm.schedules.rule import RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend

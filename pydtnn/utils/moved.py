@@ -16,6 +16,7 @@ MOVED = {
         f"pydtnn.layers.{name}": f"pydtnn.model.partition.{name}"
         for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
     },
+    "pydtnn.comm.schedules.auto": "pydtnn.comm.schedules.rule",
     "pydtnn.comm.schedules.flows": "pydtnn.tools.perfmodel.engine.flows",
     "pydtnn.comm.schedules.network": "pydtnn.tools.perfmodel.network",
     "pydtnn.model.whole": "pydtnn.model.full_arrays",

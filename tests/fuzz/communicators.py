@@ -20,7 +20,6 @@ import numpy as np
 
 from pydtnn.comm import Communicator, Request, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.staged import Staged
@@ -49,7 +48,6 @@ WRAPPERS: dict[str, Wrap] = {
     "staged": lambda comm: Staged(comm, SimulatedCupy(Fabric())),
     "on device": _on_device,
     "rule": by_rule,
-    "auto": lambda comm: Auto(comm, ("vendor", "ring")),
 }
 for _name in SCHEDULES:
     WRAPPERS[_name] = lambda comm, name=_name: Scheduled(comm, name, chunk_bytes=300)  # type: ignore[misc]

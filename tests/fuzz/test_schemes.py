@@ -14,7 +14,7 @@ import pytest
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.data import ArrayDataset
 from pydtnn.data.order import permutation
 from pydtnn.layers import BatchNorm, Flatten, Linear, Reshape, Sequential, Tanh

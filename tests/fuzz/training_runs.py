@@ -13,7 +13,7 @@ import numpy as np
 from pydtnn.callbacks import Callback, EarlyStopping, ReduceOnPlateau
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.data import ArrayDataset, Augmentation, Cutout, HorizontalFlip, RandomCrop
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy

@@ -10,7 +10,7 @@ import pytest
 from pydtnn import Model, Trainer
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import AllReduce, create_scheme
 from pydtnn.utils.observer import Kind, Observer

@@ -344,19 +344,19 @@ class Scheduled(Wrapper):
         self.carrier.free()
         super()._free()
 
-    def _algorithm_for(self, call: str, array: np.ndarray) -> str | Algorithm | None:
+    def _algorithm_for(self, array: np.ndarray) -> str | Algorithm | None:
         """Return the algorithm of the sum of an array; None for the inner communicator's own."""
         return self.algorithm
 
     def _allreduce(self, array: np.ndarray, op: str) -> None:
-        way = self._algorithm_for("allreduce", array) if op == "sum" else None
+        way = self._algorithm_for(array) if op == "sum" else None
         if way is None:
             super()._allreduce(array, op)
         else:
             self.start(array, way).wait()
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        way = self._algorithm_for("iallreduce", array) if op == "sum" else None
+        way = self._algorithm_for(array) if op == "sum" else None
         return super()._iallreduce(array, op) if way is None else self.start(array, way)
 
     def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:

@@ -30,16 +30,18 @@ and others of 384 KiB, 158 and 80; with buckets of 512 KiB, 170 and 76; of 1024 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.schedules import Algorithm
+from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.utils.registry import Factory, Registry
 
-VENDOR = "vendor"
-"""Name of the allreduce that the communicator itself provides."""
+RULE, VENDOR = "rule", "vendor"
+"""Names of this selection, and of the allreduce that the communicator itself provides."""
 MAX_VENDOR_BYTES = 8 << 10
 """Length of arrays in B up to which rounds take more time than bytes."""
 MAX_DIRECT_HOSTS = 8
@@ -149,5 +151,48 @@ class Ruled(Scheduled):
     def wrapped(self, group: Communicator) -> Communicator:
         return by_rule(group)
 
-    def _algorithm_for(self, call: str, array: np.ndarray) -> str | Algorithm | None:
+    def _algorithm_for(self, array: np.ndarray) -> str | Algorithm | None:
         return None if _short(array.nbytes, array.dtype) else self.algorithm
+
+
+def _schedule(algorithm: str | Algorithm) -> Callable[[Communicator], Communicator]:
+    return lambda comm: Scheduled(without_rule(comm), algorithm)
+
+
+ALLREDUCES: dict[str, Callable[[Communicator], Communicator]] = {
+    RULE: by_rule,
+    VENDOR: without_rule,
+    **{name: _schedule(name) for name in SCHEDULES},
+}
+"""All ways to sum by their names on the command line."""
+
+ALLREDUCE: Registry[Any] = Registry(
+    "allreduce", ALLREDUCES, Callable, "a function that yields rounds for a group"
+)
+
+
+def create_allreduce(algorithm: str | Algorithm | Factory[Any], comm: Communicator) -> Communicator:
+    """Return a communicator that sums by another algorithm. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    algorithm : str or Algorithm
+        A name of `ALLREDUCES`, ``path/to/file.py:function`` or an algorithm. "rule" is the default
+        of `create_communicator` (`pydtnn.comm.schedules.rule`), "vendor" the implementation of the
+        MPI library.
+    comm : Communicator
+        If it follows the rule, the result no longer does.
+
+    Returns
+    -------
+    Communicator
+        For "vendor", and for "rule" inside a host, `comm` itself or the communicator it wraps.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the argument is not an algorithm, or the name is unknown.
+    """
+    found = ALLREDUCE.find(algorithm)
+    way = _schedule(found.target) if found.ready else found.target
+    return way(comm)

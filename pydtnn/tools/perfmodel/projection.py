@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.schedules.auto import RULE
+from pydtnn.comm.schedules.rule import RULE
 from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES

@@ -19,9 +19,8 @@ from typing import Any, cast
 import numpy as np
 
 from pydtnn.comm import Communicator, agree
-from pydtnn.comm.schedules.auto import RULE
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schedules.rule import VENDOR, Ruled
+from pydtnn.comm.schedules.rule import RULE, VENDOR, Ruled
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.training.tracing.recorder import Recorder
 from pydtnn.training.tracing.records import file_of, write_trace

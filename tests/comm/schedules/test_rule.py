@@ -8,7 +8,6 @@ import pytest
 
 from pydtnn.comm import create_communicator, mpi, run_threads
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.auto import Auto, create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import (
     MAX_DIRECT_HOSTS,
@@ -19,6 +18,7 @@ from pydtnn.comm.schedules.rule import (
     bucket_bytes,
     by_rule,
     choose,
+    create_allreduce,
     explain,
 )
 from tests.comm.communicator_contract import CommunicatorContract, total, whole
@@ -92,7 +92,7 @@ def test_sums_between_hosts_are_exact_where_they_can_be(hosts, dtype):
             request.wait()
         for n, x, y in zip(lengths, waiting, blocking, strict=True):
             short = n * dtype.itemsize <= MAX_VENDOR_BYTES and dtype.itemsize > 2
-            assert (ruled._algorithm_for("allreduce", x) is None) == short
+            assert (ruled._algorithm_for(x) is None) == short
             np.testing.assert_array_equal(x, total(comm, n, dtype))
             np.testing.assert_array_equal(y, total(comm, n, dtype))
 
@@ -115,12 +115,13 @@ def test_other_names_take_the_place_of_the_rule():
         ruled = by_rule(comm)
         assert create_allreduce("rule", ruled) is ruled
         assert create_allreduce("vendor", ruled) is comm
-        ring, auto = create_allreduce("ring", ruled), create_allreduce("auto", ruled)
+        ring = create_allreduce("ring", ruled)
         assert ring.inner is comm
-        assert auto.inner is comm
-        return type(ruled), type(ring), type(auto)
+        with pytest.raises(ValueError, match=r"unknown allreduce 'rign'; did you mean 'ring'\?"):
+            create_allreduce("rign", comm)
+        return type(ruled), type(ring)
 
-    assert run_threads(2, create, hosts="ab") == [(Ruled, Scheduled, Auto)] * 2
+    assert run_threads(2, create, hosts="ab") == [(Ruled, Scheduled)] * 2
 
 
 @each("hosts", ["aab", "aaa"])

@@ -11,7 +11,7 @@ import pytest
 
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.tools.tracing import load_timeline, read_traces

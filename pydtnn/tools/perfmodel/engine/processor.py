@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests, pause, sleeps
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform, read_collective

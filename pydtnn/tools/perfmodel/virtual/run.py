@@ -9,8 +9,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules import Algorithm
-from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.comm.schedules.rule import by_rule
+from pydtnn.comm.schedules.rule import by_rule, create_allreduce
 from pydtnn.comm.thread import be_rank, start_ranks
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, NoCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores

@@ -17,7 +17,6 @@ from typing import Any
 
 from pydtnn import Model, Trainer, load_dataset, run_threads
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.picture import INK
 from pydtnn.comm.traffic import Traffic
 from pydtnn.data.text import TokenDataset
 from pydtnn.models import create_net
@@ -25,6 +24,7 @@ from pydtnn.optimizers import AdamW
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import AllReduce, DiLoCo, LocalSGD, StreamingDiLoCo
 from pydtnn.schedules import Constant, Cosine, WarmUp
+from pydtnn.tools.schedules.allreduce_picture import INK
 from pydtnn.utils.figures import PALETTE, STYLE
 
 LENGTH, TESTED = 64, 512

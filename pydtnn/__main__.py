@@ -35,7 +35,9 @@ COMMANDS = {
 """Commands, and what they do: ``pydtnn NAME`` is ``python -m pydtnn NAME``."""
 
 ELSEWHERE = {
+    "comm": "tools.schedules.allreduce",
     "info": "cli.info",
+    "model.pipeline": "tools.schedules.pipeline",
     "oracle": "tools.perfmodel.oracle",
     "calibrate": "tools.perfmodel.calibration",
     **{name: f"tools.{name}" for name in ("checkpoint", "completion", "predict", "report", "runs")},

@@ -46,7 +46,7 @@ AREAS = {
     "runs": ["tools.runs"],
     "perfmodel": ["tools.perfmodel"],
     "programs": [
-        *("__main__", "cli", "launch", "train", "comm.__main__"),
+        *("__main__", "cli", "launch", "train"),
     ],
     "tools": [
         "tools",

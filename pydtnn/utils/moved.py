@@ -16,9 +16,13 @@ MOVED = {
         f"pydtnn.layers.{name}": f"pydtnn.model.partition.{name}"
         for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
     },
+    "pydtnn.comm.__main__": "pydtnn.tools.schedules.allreduce",
     "pydtnn.comm.schedules.auto": "pydtnn.comm.schedules.rule",
     "pydtnn.comm.schedules.flows": "pydtnn.tools.perfmodel.engine.flows",
     "pydtnn.comm.schedules.network": "pydtnn.tools.perfmodel.network",
+    "pydtnn.comm.schedules.picture": "pydtnn.tools.schedules.allreduce_picture",
+    "pydtnn.model.pipeline.__main__": "pydtnn.tools.schedules.pipeline",
+    "pydtnn.model.pipeline.picture": "pydtnn.tools.schedules.pipeline_picture",
     "pydtnn.model.whole": "pydtnn.model.full_arrays",
     "pydtnn.parallel.pipeline": "pydtnn.model.pipeline",
     **{

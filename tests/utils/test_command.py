@@ -12,7 +12,7 @@ import pytest
 
 from pydtnn.utils.command import printing
 
-DRAW = ["pydtnn.comm", "draw", "ring", "-np", "64"]
+DRAW = ["pydtnn", "comm", "draw", "ring", "-np", "64"]
 """Prints more than a pipe holds."""
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -50,7 +50,7 @@ def test_a_command_ends_in_silence_where_its_reader_has_gone(command):
 def test_output_that_cannot_be_written_is_one_sentence():
     with open("/dev/full", "w") as full, start(DRAW, full.fileno()) as process:
         told = process.stderr.read()
-    assert told == "pydtnn.comm: the standard output cannot be written: no space left on device\n"
+    assert told == "pydtnn comm: the standard output cannot be written: no space left on device\n"
     assert process.returncode == 1
 
 

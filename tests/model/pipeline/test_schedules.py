@@ -21,7 +21,7 @@ from pydtnn.model.pipeline import (
     forward,
 )
 from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
-from pydtnn.model.pipeline.picture import text
+from pydtnn.tools.schedules.pipeline_picture import text
 from tests.each import each
 
 NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera", "dualpipe"})  # those for odd numbers of ranks

@@ -1,4 +1,4 @@
-"""Allreduce schedules from the command line: ``python -m pydtnn.comm --help``."""
+"""Allreduce schedules from the command line: ``python -m pydtnn comm --help``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
 from pydtnn.comm.schedules.check import ScheduleError, associations, check
-from pydtnn.comm.schedules.picture import count, draw, text, title
+from pydtnn.tools.schedules.allreduce_picture import count, draw, text, title
 from pydtnn.utils.command import Parser, run_subcommand
 
 EXAMPLES = """examples:
-  python -m pydtnn.comm list
-  python -m pydtnn.comm draw ring -np 8
-  python -m pydtnn.comm draw hierarchical --hosts 4x2 --output hierarchical.pdf
-  python -m pydtnn.comm check path/to/file.py:my_algorithm -np 1-17
+  python -m pydtnn comm list
+  python -m pydtnn comm draw ring -np 8
+  python -m pydtnn comm draw hierarchical --hosts 4x2 --output hierarchical.pdf
+  python -m pydtnn comm check path/to/file.py:my_algorithm -np 1-17
 """
 
 MAX_RANKS = 1024
@@ -28,13 +28,13 @@ MAX_ORDERED = 64
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments; return the exit status, see `run_subcommand`."""
-    return run_subcommand("pydtnn.comm", create_parser(), arguments)
+    return run_subcommand("pydtnn comm", create_parser(), arguments)
 
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
-        "python -m pydtnn.comm",
+        "python -m pydtnn comm",
         description="List, draw and check allreduce schedules.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from pydtnn.comm.__main__ import main
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.check import check
-from pydtnn.comm.schedules.picture import busiest, draw, text, title
+from pydtnn.tools.schedules.allreduce import main
+from pydtnn.tools.schedules.allreduce_picture import busiest, draw, text, title
 from tests.each import each
 
 HIERARCHICAL = """\
@@ -146,7 +146,7 @@ def test_a_function_in_a_file_of_ones_own_can_be_drawn_and_checked(tmp_path, cap
     assert main(["check", own, "-np", "2-3"]) == 1
     printed = capsys.readouterr()
     assert printed.out.startswith("correct: neighbours of 2 ranks")
-    assert printed.err.startswith("pydtnn.comm: neighbours of 3 ranks: round 0 of rank ")
+    assert printed.err.startswith("pydtnn comm: neighbours of 3 ranks: round 0 of rank ")
     assert printed.err.count("\n") == 1
 
 
@@ -173,5 +173,5 @@ def test_a_mistake_is_told_in_one_sentence(command, tmp_path, capsys):
     assert main(command.format(own=own).split()) == 1
     printed = capsys.readouterr()
     assert not printed.out
-    assert printed.err.startswith(f"pydtnn.comm: {MISTAKES[command].format(own=own)}")
+    assert printed.err.startswith(f"pydtnn comm: {MISTAKES[command].format(own=own)}")
     assert printed.err.count("\n") == 1

@@ -3,8 +3,8 @@
 import pytest
 
 from pydtnn.model.pipeline import check
-from pydtnn.model.pipeline.__main__ import main
-from pydtnn.model.pipeline.picture import draw, title
+from pydtnn.tools.schedules.pipeline import main
+from pydtnn.tools.schedules.pipeline_picture import draw, title
 
 
 def test_a_schedule_is_drawn_as_a_picture(tmp_path):
@@ -40,4 +40,4 @@ def test_the_command_refuses_a_broken_schedule_of_ones_own(tmp_path, capsys):
     )
     assert main(["check", f"{source}:half"]) == 1
     error = capsys.readouterr().err
-    assert error == "pydtnn.model.pipeline: stage 0 lacks backward 0; add it\n"
+    assert error == "pydtnn model.pipeline: stage 0 lacks backward 0; add it\n"

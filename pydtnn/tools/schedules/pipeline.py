@@ -1,4 +1,4 @@
-"""Pipeline schedules from the command line: ``python -m pydtnn.model.pipeline --help``."""
+"""Pipeline schedules from the command line: ``python -m pydtnn model.pipeline --help``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydtnn.model.pipeline.check import check
-from pydtnn.model.pipeline.picture import draw, text, title
 from pydtnn.model.pipeline.schedules import PIPELINE_SCHEDULES, find
+from pydtnn.tools.schedules.pipeline_picture import draw, text, title
 from pydtnn.utils.command import Parser, run_command
 
 EXAMPLES = """examples:
-  python -m pydtnn.model.pipeline draw 1f1b
-  python -m pydtnn.model.pipeline draw gpipe --ranks 3 --output gpipe.pdf
-  python -m pydtnn.model.pipeline check path/to/file.py:my_schedule --ranks 4
+  python -m pydtnn model.pipeline draw 1f1b
+  python -m pydtnn model.pipeline draw gpipe --ranks 3 --output gpipe.pdf
+  python -m pydtnn model.pipeline check path/to/file.py:my_schedule --ranks 4
 """
 
 
@@ -30,14 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    name = "pydtnn.model.pipeline"
+    name = "pydtnn model.pipeline"
     return run_command(name, lambda: _run(create_parser().parse_args(arguments)))
 
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
-        "python -m pydtnn.model.pipeline",
+        "python -m pydtnn model.pipeline",
         description="Draw and check pipeline schedules.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

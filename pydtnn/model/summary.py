@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from pydtnn.layers.base import Layer
@@ -10,11 +11,11 @@ from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Cut
+from pydtnn.layers.parameters import Cut, Parameter
 from pydtnn.model.description import Description
-from pydtnn.model.memory import Memory, forecast_memory
+from pydtnn.model.memory import Volume, forecast_memory
 from pydtnn.model.partition.exchange import Exchange, Spread, describe_state
-from pydtnn.model.recompute import cut
+from pydtnn.model.recompute import Segments, cut
 from pydtnn.model.stage import ModelLike
 from pydtnn.utils.split import even_cut
 from pydtnn.utils.units import align, quantity
@@ -42,7 +43,7 @@ def layer_costs(model: ModelLike, samples: int) -> dict[str, dict[str, Any]]:
         cost = layer.cost(local_samples(layer, samples))
         found[node.name] = {
             "type": type(layer).__name__,
-            "parameters": sum(p.size for p in layer.parameters if p.source is p),
+            "parameters": _count(layer.parameters),
             "forward_flops": int(cost.flops_forward),
             "backward_flops": int(cost.flops_backward),
             "forward_bytes": int(cost.bytes_forward),
@@ -59,7 +60,6 @@ def local_samples(layer: Layer, samples: int) -> int:
     return even_cut(samples, ranks, place + 1) - even_cut(samples, ranks, place)
 
 
-HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
 LEFT_ALIGNED = 3
 """Number of left-aligned columns; the others contain numbers."""
 
@@ -98,126 +98,93 @@ def summarize(model: ModelLike, batch: int = 1, *, slots: int = 0) -> str:
     check_int("summary", "slots", slots, at_least=0)
     cuts = model.find_cuts(batch, slots=slots)
     memory = forecast_memory(model, batch, slots=slots, cuts=cuts)
-    again = _Again(model, cuts)
-    parts = _Parts(model, memory)
     nodes = model.graph.nodes[len(model.graph.inputs) :]
-    costs = [node.layer.cost(1) for node in nodes]
-    rows = [
-        (
-            node.name,
-            " + ".join(kinds(node.layer)),
-            " x ".join(map(str, node.shape)),
-            f"{sum(p.size for p in node.layer.parameters if p.source is p):,}",
-            quantity(work.flops_forward, 1000),
-            quantity(memory.kept[node.index], 1024, "B"),
-            *again.cells(node),
-            *parts.cells(node),
-        )
-        for node, work in zip(nodes, costs, strict=True)
-    ]
-    forward, backward = (sum(values) for values in list(zip(*costs, strict=True))[:2])
-    count = sum(p.size for p in model.parameters.values())
-    frozen = sum(p.size for p in model.parameters.values() if p.frozen)
+    costs = {node: node.layer.cost(1) for node in nodes}
+    columns: dict[str, Callable[[Node], str]] = {
+        "layer": lambda node: str(node.name),
+        "type": lambda node: " + ".join(kinds(node.layer)),
+        "output": lambda node: " x ".join(map(str, node.shape)),
+        "parameters": lambda node: f"{_count(node.layer.parameters):,}",
+        "flop": lambda node: quantity(costs[node].flops_forward, 1000),
+        "kept": lambda node: size(memory.kept[node.index]),
+    }
+    segments = cut(model.graph.nodes, model.graph.trained, cuts)
+    if cuts:
+        columns["recomputed"] = partial(_part, segments)
+    batch_of, counted = f"batch of {batch}", model.parameters.values()
+    count, frozen = _count(counted), _count(p for p in counted if p.frozen)
+    forward = sum(cost.flops_forward for cost in costs.values())
+    backward = sum(cost.flops_backward for cost in costs.values())
+    trained = f", of which {count - frozen:,} trained and {frozen:,} frozen" * bool(frozen)
+    passes = f"{quantity(forward, 1000)}flop forward, {quantity(backward, 1000)}flop backward"
     totals = [
-        (
-            "parameters",
-            f"{count:,} in {len(model.parameters)} arrays"
-            + f", of which {count - frozen:,} trained and {frozen:,} frozen" * bool(frozen),
-        ),
-        (
-            "one sample",
-            f"{quantity(forward, 1000)}flop forward, {quantity(backward, 1000)}flop backward",
-        ),
-        (
-            f"batch of {batch}",
-            f"{quantity(sum(memory.kept), 1024, 'B')} kept for backward, "
-            f"{quantity(memory.peak, 1024, 'B')} at the peak of a step",
-        ),
-        (
-            "of which",
-            f"{quantity(memory.parameters, 1024, 'B')} parameters, "
-            + f"{quantity(memory.copies, 1024, 'B')} 16-bit copies, " * bool(memory.copies)
-            + f"{quantity(memory.gradients, 1024, 'B')} gradients, "
-            f"{quantity(memory.slots, 1024, 'B')} the optimizer's slots",
-        ),
-        (
-            "process" if model.backend.name != "cuda" else "GPU",
-            f"{quantity(memory.resident, 1024, 'B')} more than before, "
-            f"about {quantity(memory.scratch, 1024, 'B')} of it scratch memory of kernels",
-        ),
+        ("parameters", f"{count:,} in {len(model.parameters)} arrays{trained}"),
+        ("one sample", passes),
+    ]
+    if model.mesh and {*model.mesh.model_axes} - {PIPELINE}:
+        sent = memory.sent
+        columns["output is"] = _layout
+        columns["messages"] = lambda n: f"{sent[n.name].messages}" if n.name in sent else ""
+        columns["sent"] = lambda n: size(sent[n.name].nbytes) if n.name in sent else ""
+        messages, nbytes = (sum(part) for part in zip(Volume(0, 0), *sent.values(), strict=True))
+        words = (
+            f"{messages:,} messages of {size(nbytes)} in a step to ranks with other parts of the"
+        )
+        totals.append((batch_of, f"{words} network"))
+    kept = f"{size(sum(memory.kept))} kept for backward, {size(memory.peak)} at the peak of a step"
+    copies = f"{size(memory.copies)} 16-bit copies, " * bool(memory.copies)
+    arrays = f"{size(memory.parameters)} parameters, {copies}{size(memory.gradients)} gradients"
+    extra = f"about {size(memory.scratch)} of it scratch memory of kernels"
+    process = "process" if model.backend.name != "cuda" else "GPU"
+    totals += [
+        (batch_of, kept),
+        ("of which", f"{arrays}, {size(memory.slots)} the optimizer's slots"),
+        (process, f"{size(memory.resident)} more than before, {extra}"),
     ]
     if cuts:
+        again = sum(costs[n].flops_forward for part in segments.parts for n in part.nodes)
         without = forecast_memory(model, batch, slots=slots, cuts=())
-        totals.append(
-            (
-                "recomputed",
-                f"{again.share:.0%} of forward; without it, "
-                f"{quantity(sum(without.kept), 1024, 'B')} are kept and "
-                f"{quantity(without.peak, 1024, 'B')} are the peak",
-            )
+        words = (
+            f"{again / max(forward, 1):.0%} of forward; without it, {size(sum(without.kept))} are"
         )
+        totals.append(("recomputed", f"{words} kept and {size(without.peak)} are the peak"))
     if model.pipeline is not None:
         totals.append(("pipeline", model.pipeline.describe()))
     if memory.pool:  # arrays of small networks are not allocated from it
-        pool = quantity(memory.pool, 1024, "B")
-        totals.append(("memory pool", f"{pool} at the peak of a step"))
-    if parts.headings:
-        totals.insert(
-            2,
-            (
-                f"batch of {batch}",
-                f"{parts.messages:,} messages of {quantity(parts.nbytes, 1024, 'B')} in a step to "
-                "ranks with other parts of the network",
-            ),
-        )
-    table = align([(*HEADINGS, *again.headings, *parts.headings), *rows], LEFT_ALIGNED)
+        totals.append(("memory pool", f"{size(memory.pool)} at the peak of a step"))
+    rows = [[cell(node) for cell in columns.values()] for node in nodes]
+    table = align([[*columns], *rows], LEFT_ALIGNED)
     rule = "-" * max(map(len, table))
     return Summary("\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)]))
 
 
-class _Again:
-    """The column of recomputed layers, if there are any."""
-
-    def __init__(self, model: ModelLike, cuts: Sequence[int]) -> None:
-        self.segments = cut(model.graph.nodes, model.graph.trained, cuts)
-        self.headings = ("recomputed",) if cuts else ()
-        flops = {node.index: node.layer.cost(1).flops_forward for node in model.graph.nodes}
-        again = sum(flops[node.index] for part in self.segments.parts for node in part.nodes)
-        self.share = again / max(sum(flops.values()), 1)
-
-    def cells(self, node: Node) -> tuple[str, ...]:
-        if not self.headings:
-            return ()
-        for number, part in enumerate(self.segments.parts, start=1):
-            if node in part.nodes:
-                kept = ", output kept" if node.index in self.segments.checkpoints else ""
-                return (f"part {number}{kept}",)
-        return ("",)
+def size(nbytes: float) -> str:
+    """Format a number of bytes."""
+    return quantity(nbytes, 1024, "B")
 
 
-class _Parts:
-    """The columns of a network that is cut over a mesh: layouts of outputs, and messages."""
+def _count(parameters: Iterable[Parameter]) -> int:
+    """Return the number of elements; shared parameters are counted at their first use."""
+    return sum(p.size for p in parameters if p.source is p)
 
-    def __init__(self, model: ModelLike, memory: Memory) -> None:
-        mesh, self.sent = model.mesh, memory.sent
-        axes = {*mesh.model_axes} - {PIPELINE} if mesh else None
-        self.headings = ("output is", "messages", "sent") if axes else ()
-        self.messages = sum(volume.messages for volume in self.sent.values())
-        self.nbytes = sum(volume.nbytes for volume in self.sent.values())
 
-    def cells(self, node: Node) -> tuple[str, ...]:
-        if not self.headings:
-            return ()
-        volume = self.sent.get(node.name)
-        passes = isinstance(node.layer, Exchange)  # a whole array, with a partial gradient
-        layout = ", ".join(
-            f"{describe_state(state, len(node.shape))} along {axis}"
-            for axis, state in node.layout.items()
-            if isinstance(state, Cut) or (state is Spread.PARTIAL and not passes)
-        )
-        if volume is None:
-            return (layout or "whole", "", "")
-        return (layout or "whole", f"{volume.messages}", quantity(volume.nbytes, 1024, "B"))
+def _part(segments: Segments, node: Node) -> str:
+    """Return the recomputed part of a node."""
+    for number, part in enumerate(segments.parts, start=1):
+        if node in part.nodes:
+            return f"part {number}" + ", output kept" * (node.index in segments.checkpoints)
+    return ""
+
+
+def _layout(node: Node) -> str:
+    """Return how the output of a node is spread over a mesh."""
+    passes = isinstance(node.layer, Exchange)  # a whole array, with a partial gradient
+    words = (
+        f"{describe_state(state, len(node.shape))} along {axis}"
+        for axis, state in node.layout.items()
+        if isinstance(state, Cut) or (state is Spread.PARTIAL and not passes)
+    )
+    return ", ".join(words) or "whole"
 
 
 def represent_model(model: ModelLike, description: Description) -> str:
@@ -228,7 +195,7 @@ def represent_model(model: ModelLike, description: Description) -> str:
         (part.name, " ".join(str(layer).split()), " x ".join(map(str, part.shape)))
         for part, layer in zip(parts, shown, strict=True)
     ]
-    count = sum(p.size for p in model.parameters.values())
+    count = _count(model.parameters.values())
     inputs = " and ".join(" x ".join(map(str, shape)) for _, shape in description.inputs)
     heading = f"Model: input {inputs}, {count:,} parameters, {model.dtype}, {model.backend.name}"
     return "\n".join([heading, *(f"  {line}" for line in align(rows, 3))])

@@ -25,7 +25,7 @@ from pydtnn.comm.checks import (
     overlap,
 )
 from pydtnn.comm.supervision import Supervision
-from pydtnn.comm.traffic import CountedCall, CountedRequest, Traffic
+from pydtnn.comm.traffic import CountedCall, CountedRequest, ReportedMessage, Traffic
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Kind, Observer
@@ -441,17 +441,16 @@ class Communicator(SuggestsNames, ABC):
     def _report_message(
         self, request: Request, kind: Kind, start: int, peer: int | None, tag: int, nbytes: int
     ) -> Request:
-        """Return a request that reports its message; see `Traffic.report_message`."""
-        return self.traffic.report_message(
-            request,
-            kind,
-            self.name,
-            start=start,
-            peer=peer,
-            members=self.members,
-            tag=tag,
-            nbytes=nbytes,
-        )
+        """Return a request that reports its message, begun at `start`, once it is complete."""
+        observer = self.traffic.observer
+        if observer is None:
+            return request
+
+        def report(stop: int) -> None:
+            other = self.members[request.source if peer is None else peer]
+            observer.message(kind, self.name, start, stop, peer=other, tag=tag, nbytes=nbytes)
+
+        return ReportedMessage(request, report)
 
 
 def _refuse(call: str, *args: object, **keywords: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -93,42 +93,6 @@ class Traffic:
             self.observer.begin(Kind.CALL, "replay", nbytes=part.bytes)
             self.observer.end()
 
-    def report_message(
-        self,
-        request: Request,
-        kind: Kind,
-        group: str,
-        *,
-        start: int,
-        peer: int | None,
-        members: Sequence[int],
-        tag: int,
-        nbytes: int,
-    ) -> Request:
-        """Return a request that reports its message once it is complete.
-
-        Parameters
-        ----------
-        request : Request
-        kind, group, tag, nbytes
-            See `Observer.message`.
-        start : int
-            Time at which the message was started, in ns.
-        peer : int or None
-            The other rank in the group; None: the one that the request has received from.
-        members : sequence of int
-            The ranks of the group, by their numbers among all.
-        """
-        observer = self.observer
-        if observer is None:
-            return request
-
-        def report(stop: int) -> None:
-            other = request.source if peer is None else peer
-            observer.message(kind, group, start, stop, peer=members[other], tag=tag, nbytes=nbytes)
-
-        return _ReportedMessage(request, report)
-
 
 class CountedCall(AbstractContextManager[None]):
     """Context of a call of a communicator, whose duration is counted and which is reported.
@@ -189,7 +153,7 @@ class CountedRequest(Request):
             return self.inner.test()
 
 
-class _ReportedMessage(Request):
+class ReportedMessage(Request):
     """A request that reports when it was first known to be complete."""
 
     def __init__(self, inner: Request, report: Callable[[int], None]) -> None:

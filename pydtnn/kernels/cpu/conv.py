@@ -109,17 +109,11 @@ class CpuConv(Compiled, reference.ConvKernels, requires=False):
                 )
         if store is not None:
             x, store = self._storing(x, store)
-        number = self._find("forward", geometry, out, algorithm)
-        if number is None:
-            number = self._choose(
-                "forward",
-                geometry,
-                out,
-                out,
-                lambda n, y: self.kernels.forward(
-                    x, w, b, shape, n, y, relu, None, None, self.threads
-                ),
-            )
+
+        def run(n: int, y: Array) -> None:
+            self.kernels.forward(x, w, b, shape, n, y, relu, None, None, self.threads)
+
+        number = self._algorithm("forward", geometry, out, algorithm, lambda: out, run)
         self.kernels.forward(x, w, b, shape, number, out, relu, store, sums, self.threads)
 
     def takes_sums(
@@ -238,20 +232,13 @@ class CpuConv(Compiled, reference.ConvKernels, requires=False):
         algorithm: str | None,
         needed: Array | Deferred | None = None,
     ) -> int:
-        number = self._find("backward_data", geometry, out, algorithm)
-        if number is None:
-            free = add is None and not _shares(out, needed)
-            scratch = out if free else np.empty_like(out)
-            number = self._choose(
-                "backward_data",
-                geometry,
-                out,
-                scratch,
-                lambda n, dx: self.kernels.backward_data(
-                    dy, w, shape, n, dx, None, None, None, self.threads
-                ),
-            )
-        return number
+        def run(n: int, dx: Array) -> None:
+            self.kernels.backward_data(dy, w, shape, n, dx, None, None, None, self.threads)
+
+        def scratch() -> Array:
+            return out if add is None and not _shares(out, needed) else np.empty_like(out)
+
+        return self._algorithm("backward_data", geometry, out, algorithm, scratch, run)
 
     def _filter_algorithm(
         self,
@@ -263,55 +250,38 @@ class CpuConv(Compiled, reference.ConvKernels, requires=False):
         accumulate: bool,
         algorithm: str | None,
     ) -> int:
-        number = self._find("backward_filter", geometry, x, algorithm)
-        if number is None:
-            number = self._choose(
-                "backward_filter",
-                geometry,
-                x,
-                np.empty_like(out) if accumulate else out,
-                lambda n, dw: self.kernels.backward_filter(
-                    x, dy, shape, n, dw, False, self.threads
-                ),
-            )
-        return number
+        def run(n: int, dw: Array) -> None:
+            self.kernels.backward_filter(x, dy, shape, n, dw, False, self.threads)
 
-    def _find(
-        self, operation: str, geometry: ConvGeometry, batch: Any, algorithm: str | None
-    ) -> int | None:
-        """Number of the algorithm that the caller specifies or `autotuner` contains, or None."""
-        if algorithm is None:
-            algorithm = self.autotuner.resolved.get((operation, geometry, len(batch), batch.dtype))
-            return None if algorithm is None else NUMBERS[algorithm]
-        if algorithm not in self._candidates(geometry, batch):
-            suit = ", ".join(self._candidates(geometry, batch))
-            raise ValueError(f"conv: expected one of {suit} for {geometry}, got {algorithm}")
-        return NUMBERS[algorithm]
+        def scratch() -> Array:
+            return np.empty_like(out) if accumulate else out
 
-    def _choose(
+        return self._algorithm("backward_filter", geometry, x, algorithm, scratch, run)
+
+    def _algorithm(
         self,
         operation: str,
         geometry: ConvGeometry,
         batch: Any,
-        scratch: Array,
+        name: str | None,
+        scratch: Callable[[], Array],
         run: Callable[[int, Array], None],
     ) -> int:
-        """Choose an algorithm; measurements write to `scratch`.
+        """Return the number of the algorithm that the caller names, or that `autotuner` chooses.
 
-        This is the output itself unless its memory contains an input.
+        Measurements write to `scratch`: the output itself, unless its memory contains an input.
         """
-        name = self.autotuner.pick(
-            operation,
-            geometry,
-            len(batch),
-            batch.dtype,
-            self._candidates(geometry, batch),
-            lambda name: run(NUMBERS[name], scratch),
-        )
+        key = operation, geometry, len(batch), batch.dtype
+        if name is None and (name := self.autotuner.resolved.get(key)) is not None:
+            return NUMBERS[name]
+        known = candidates(geometry, self._pairs and batch.dtype.itemsize == 2)
+        if name is None:
+            array = scratch()
+            name = self.autotuner.pick(*key, known, lambda name: run(NUMBERS[name], array))
+        elif name not in known:
+            suit = ", ".join(known)
+            raise ValueError(f"conv: expected one of {suit} for {geometry}, got {name}")
         return NUMBERS[name]
-
-    def _candidates(self, geometry: ConvGeometry, batch: Any) -> tuple[str, ...]:
-        return candidates(geometry, self._pairs and batch.dtype.itemsize == 2)
 
     def _storing(self, x: Array | Deferred, store: Array) -> tuple[Any, Array | None]:
         """Return the input and the store for a kernel.

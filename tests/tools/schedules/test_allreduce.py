@@ -161,7 +161,7 @@ MISTAKES = {
     "draw ring --hosts 2x2 -np 3": "-np must be 4 as --hosts 2x2 has 4 ranks, got 3",
     "draw none.py:f": "allreduce schedule: file none.py does not exist",
     "draw {own}:number": "allreduce schedule {own}:number: expected a function that yields rounds",
-    "draw ring --colour": "unrecognized arguments: --colour; see python -m pydtnn.comm --help",
+    "draw ring --colour": "unrecognized arguments: --colour; see python -m pydtnn comm --help",
     "": "the following arguments are required: {{list,draw,check}}",
 }
 

@@ -21,7 +21,8 @@ class Idle:
     Parameters
     ----------
     size_of : callable, optional
-        Called with a kernel's name and arguments; returns what its scratch memory depends on.
+        Called with a kernel's name, arguments and options; returns what its scratch memory depends
+        on.
     **others
         Attributes that are no kernels.
 
@@ -31,7 +32,9 @@ class Idle:
         Results of `size_of` for all calls.
     """
 
-    def __init__(self, size_of: Callable[..., Any] = lambda *call: None, **others: Any) -> None:
+    def __init__(
+        self, size_of: Callable[..., Any] = lambda *call, **options: None, **others: Any
+    ) -> None:
         self.sizes: set[Any] = set()
         self._size_of = size_of
         vars(self).update(others)
@@ -40,20 +43,22 @@ class Idle:
         return partial(self._idle, kernel)
 
     def _idle(self, kernel: str, *arguments: Any, **options: Any) -> float:
-        if (size := self._size_of(kernel, *arguments)) is not None:
-            self.sizes.add(size)
+        if self._size_of is not None:
+            self.sizes |= {self._size_of(kernel, *arguments, **options)} - {None}
         return 0.0
 
 
-def _attention_size(kernel: str, *arguments: Any) -> tuple[int, int] | None:
-    """Return positions, and elements of a head, of a kernel of backward."""
-    if not kernel.startswith("backward"):
+def _attention_size(
+    kernel: str, *arguments: Any, kv: Any = None, **options: Any
+) -> tuple[int, int] | None:
+    """Return positions, and elements of a head, of the kernel of backward."""
+    if kernel != "backward":
         return None
-    _, q, *kv, y, _, heads = arguments[: 5 if kernel == "backward" else 6]
-    return max(x.shape[1] for x in (q, *kv)), y.shape[2] // heads
+    _, q, y, _, heads = arguments
+    return max(x.shape[1] for x in (q, kv) if x is not None), y.shape[2] // heads
 
 
-def _recurrent_size(kernel: str, *arguments: Any) -> tuple[int, int, int] | None:
+def _recurrent_size(kernel: str, *arguments: Any, **options: Any) -> tuple[int, int, int] | None:
     """Return samples, elements of the state, and gates, of a kernel of forward."""
     if not kernel.endswith("forward"):
         return None
@@ -61,13 +66,13 @@ def _recurrent_size(kernel: str, *arguments: Any) -> tuple[int, int, int] | None
     return samples, features, rows // features
 
 
-def _geometry(kernel: str, *arguments: Any) -> ConvGeometry:
+def _geometry(kernel: str, *arguments: Any, **options: Any) -> ConvGeometry:
     """Return the geometry of a convolution."""
     geometry: ConvGeometry = next(a for a in arguments if isinstance(a, ConvGeometry))
     return geometry
 
 
-def _cpu_geometry(kernel: str, *arguments: Any) -> ConvGeometry:
+def _cpu_geometry(kernel: str, *arguments: Any, **options: Any) -> ConvGeometry:
     """Return the geometry, and allocate the arrays that the compiled kernel of a volume does."""
     from pydtnn.kernels.cpu.volumes import work_of
 

@@ -235,13 +235,15 @@ def unmasked(call: Call) -> list[np.ndarray]:
     The reference multiplies the values of other keys by 0, which is NaN if they are.
     """
     backward, options = call.kernel.startswith("backward"), dict(call.options)
-    blocks = call.kernel.endswith("block")
+    blocks = "kv" in call.options
     arrays: list[np.ndarray] = []
     args = [_copied(value, arrays) for value in call.args]
     options = {name: _copied(value, arrays) for name, value in options.items()}
     dy, args = (args[0], args[1:]) if backward else (None, args)
-    q, kv = (args[0], args[1]) if blocks else np.split(args[0], [args[0].shape[-1] // 3], axis=-1)
-    y, sums = args[-3 - blocks : -1 - blocks] if backward else (options["out"], options["log_sums"])
+    q, kv = (
+        (args[0], options["kv"]) if blocks else np.split(args[0], [args[0].shape[-1] // 3], axis=-1)
+    )
+    y, sums = args[-3:-1] if backward else (options["out"], options["log_sums"])
     heads = next(arg for arg in args if isinstance(arg, int))
     dq, dkv = np.zeros(q.shape, wide(q).dtype), np.zeros(kv.shape, wide(kv).dtype)
     for n in range(len(q)):
@@ -255,14 +257,14 @@ def unmasked(call: Call) -> list[np.ndarray]:
             with np.errstate(all="ignore"):
                 if not backward:
                     log_sum = np.empty((1, heads, 1), sums.dtype)
-                    NUMPY.attention.forward_block(
-                        part, pair, heads, at, out=y[one, row], log_sums=log_sum
+                    NUMPY.attention.forward(
+                        part, heads, out=y[one, row], log_sums=log_sum, kv=pair, at=at
                     )
                     sums[one, :, row] = log_sum
                     continue
                 terms = np.zeros(part.shape, dq.dtype), np.zeros(pair.shape, dq.dtype)
-                given = (dy[one, row], part, pair, y[one, row], sums[one, :, row], heads, at)
-                NUMPY.attention.backward_block(*given, out=terms[0], out_kv=terms[1])
+                given = (dy[one, row], part, y[one, row], sums[one, :, row], heads)
+                NUMPY.attention.backward(*given, out=terms[0], out_kv=terms[1], kv=pair, at=at)
                 dq[one, row] += terms[0]
                 dkv[one, :keys] += terms[1]
     if backward and blocks:
@@ -438,23 +440,21 @@ def attention(d: Draw) -> Call:
     options: dict[str, Any] = {"causal": causal}
     y, sums = d.empty(size), d.empty((n, heads, queries), arithmetic(d.dtype))
     q = d.array(size if block else (n, queries, 3 * features), most=0.1)
-    operands: tuple[Any, ...] = (q,)
-    rest: tuple[Any, ...] = (heads,)
+    operands = [q]
     if block:
-        operands += (d.array((n, queries, 2 * features), most=0.1),)
-        rest += (At(0, 0, queries),)
+        operands.append(d.array((n, queries, 2 * features), most=0.1))
+        options |= {"kv": operands[1], "at": At(0, 0, queries)}
     elif d.chance(0.3):
         options["lengths"] = d.rng.integers(0, queries + 1, n)
-    kernels = ("forward_block", "backward_block") if block else ("forward", "backward")
-    forward = Call("attention", kernels[0], (*operands, *rest), {"out": y, "log_sums": sums})
+    forward = Call("attention", "forward", (q, heads), {"out": y, "log_sums": sums})
     forward.options |= options
     if d.chance():
         return forward
     with np.errstate(all="ignore"):
-        getattr(NUMPY.attention, kernels[0])(*forward.args, **forward.options)
-    given = (d.array(size, most=0.1), *operands, y, sums, *rest)
+        NUMPY.attention.forward(*forward.args, **forward.options)
+    given = (d.array(size, most=0.1), q, y, sums, heads)
     outs = dict(zip(("out", "out_kv"), (d.empty(o.shape) for o in operands), strict=False))
-    return Call("attention", kernels[1], given, {**outs, **options})
+    return Call("attention", "backward", given, {**outs, **options})
 
 
 def recurrent(d: Draw) -> Call:

@@ -305,10 +305,10 @@ def attention(rng: np.random.Generator) -> Drawn:
             {
                 **{f"x {name}": draw(rng, *size) for name in ("q", "y", "dy")},
                 **{"x qkv": draw(rng, *whole), "x kv": draw(rng, *block)},
-                **{f"x {name}": blank(*size) for name in ("out", "dq")},
+                **{f"x {name}": blank(*size) for name in ("out", "dq", "block")},
                 **{"x dqkv": blank(*whole), "x dkv": blank(*block)},
                 "t log": 3 + table(rng, n, heads, length),
-                "t sums": blank(n, heads, length),
+                **{f"t {name}": blank(n, heads, length) for name in ("sums", "block")},
             },
             {
                 "heads": heads,
@@ -475,7 +475,6 @@ MAKERS: dict[str, Any] = {
 }
 """Arrays and calls of each kernel that a GPU has, too; convolutions have tests of their own."""
 
-BACK = ("x dy", "x q", "x kv", "x y", "t log", "heads", "at")
 RESPONSE = (4, 0.25, 0.75, 2.0)
 RMS = ("x", "x dy", "t gamma", "d given")
 
@@ -504,18 +503,15 @@ OF_THE_HOST: dict[str, Any] = {
     "attention.forward": (
         attention,
         call("x qkv", "heads", out="x out", log_sums="t sums", causal=True),
+        call("x q", "heads", out="x block", log_sums="t block", kv="x kv", at="at"),
     ),
     "attention.backward": (
         attention,
         call("x dy", "x qkv", "x y", "t log", "heads", out="x dqkv", dropout="dropout"),
-    ),
-    "attention.forward_block": (
-        attention,
-        call("x q", "x kv", "heads", "at", out="x out", log_sums="t sums"),
-    ),
-    "attention.backward_block": (
-        attention,
-        call(*BACK, out="x dq", out_kv="x dkv", causal=True),
+        call(
+            *("x dy", "x q", "x y", "t log", "heads"),
+            **{"out": "x dq", "out_kv": "x dkv", "kv": "x kv", "at": "at", "causal": True},
+        ),
     ),
     "conv.forward": (
         convolution,

@@ -112,7 +112,7 @@ def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, siz
                 kv = guarded(arrays["qkv"][:, first:last, features:].copy())
                 y, sums = guarded(np.full_like(q, np.nan)), guarded(np.full(shape, np.nan))
                 at = At(start, first, length)
-                kernels.forward_block(q, kv, heads, at, out=y, log_sums=sums, **options)
+                kernels.forward(q, heads, out=y, log_sums=sums, kv=kv, at=at, **options)
                 assert_guards_hold(y)
                 assert_guards_hold(sums)
                 blocks.append((first, last, kv, at, y, sums))
@@ -125,8 +125,8 @@ def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, siz
             dy = arrays["dy"][:, start:stop].copy()
             for first, last, kv, at, *_ in blocks:
                 dq, dkv = guarded(np.full_like(q, np.nan)), guarded(np.full_like(kv, np.nan))
-                kernels.backward_block(
-                    *(dy, q, kv, y, total, heads, at), out=dq, out_kv=dkv, **options
+                kernels.backward(
+                    *(dy, q, y, total, heads), out=dq, out_kv=dkv, kv=kv, at=at, **options
                 )
                 assert_guards_hold(dq)
                 assert_guards_hold(dkv)

@@ -35,32 +35,17 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         *,
         out: Array,
         log_sums: Array,
+        kv: Array | None = None,
+        at: At | None = None,
         causal: bool = False,
         lengths: Array | None = None,
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
-        require(native(out, qkv) and native(log_sums, out))
-        options = heads, None, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
-        self.kernels.forward(contiguous(qkv), None, *options, out, log_sums, self.threads)
-
-    def forward_block(
-        self,
-        q: Array,
-        kv: Array,
-        heads: int,
-        at: At,
-        *,
-        out: Array,
-        log_sums: Array,
-        causal: bool = False,
-        dropout: AttentionDropout | None = None,
-    ) -> None:
-        """Compute the same for queries and keys of different positions."""
-        require(native(out, q, kv, log_sums))
-        options = heads, at, causal, None, _numbers(dropout)
-        q, kv = contiguous(q), contiguous(kv)
-        self.kernels.forward(q, kv, *options, out, log_sums, self.threads)
+        require(native(out, qkv, kv) and native(log_sums, out))
+        options = heads, at, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        kv = None if kv is None else contiguous(kv)
+        self.kernels.forward(contiguous(qkv), kv, *options, out, log_sums, self.threads)
 
     @through_float32
     def backward(
@@ -72,36 +57,19 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         heads: int,
         *,
         out: Array,
+        kv: Array | None = None,
+        at: At | None = None,
+        out_kv: Array | None = None,
         causal: bool = False,
         lengths: Array | None = None,
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
-        require(native(out, dy, qkv, y, log_sums))
-        options = heads, None, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        require(native(out, dy, qkv, kv, y, log_sums) and (out_kv is None or native(out_kv)))
+        options = heads, at, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        kv = None if kv is None else contiguous(kv)
         dy, qkv, y, log_sums = map(contiguous, (dy, qkv, y, log_sums))
-        self.kernels.backward(dy, qkv, None, y, log_sums, *options, out, None, self.threads)
-
-    def backward_block(
-        self,
-        dy: Array,
-        q: Array,
-        kv: Array,
-        y: Array,
-        log_sums: Array,
-        heads: int,
-        at: At,
-        *,
-        out: Array,
-        out_kv: Array,
-        causal: bool = False,
-        dropout: AttentionDropout | None = None,
-    ) -> None:
-        """Compute the terms of a block in the gradients of `q` and `kv`."""
-        require(native(out, dy, q, kv, y, log_sums) and native(out_kv))
-        options = heads, at, causal, None, _numbers(dropout)
-        arrays = map(contiguous, (dy, q, kv, y, log_sums))
-        self.kernels.backward(*arrays, *options, out, out_kv, self.threads)
+        self.kernels.backward(dy, qkv, kv, y, log_sums, *options, out, out_kv, self.threads)
 
 
 def _checked(lengths: Array | None, most: int) -> Array | None:

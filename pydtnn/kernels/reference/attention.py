@@ -60,6 +60,8 @@ class AttentionKernels(KernelFamily):
         *,
         out: Array,
         log_sums: Array,
+        kv: Array | None = None,
+        at: At | None = None,
         causal: bool = False,
         lengths: Array | None = None,
         dropout: AttentionDropout | None = None,
@@ -68,43 +70,22 @@ class AttentionKernels(KernelFamily):
 
         `log_sums` is (N, heads, T), of float32 for 16-bit arrays: ``exp(scores - log_sums)`` are
         the weights, which backward computes again.
+
+        With keys and values ``kv (N, T2, 2 D)`` of other positions than the queries, (N, T1, D) in
+        the place of `qkv`, the same is computed as if there were no others; `causal` queries are
+        not before the first key. Outputs ``y`` with `log_sums` l of several blocks of keys are
+        those of all of them as ``sum y exp(l - L)`` with ``L = log sum exp l`` (Milakov and
+        Gimelshein, 2018).
         """
-        (q, k, v), at = self._split(qkv, heads, 3), At(0, 0, qkv.shape[1])
+        q, k, v, at = self._operands(qkv, kv, heads, at)
         scores = self._scores(q, k, causal, at, lengths)
-        self._forward(scores, v, self._kept(scores, dropout, at), out, log_sums)
-
-    def forward_block(
-        self,
-        q: Array,
-        kv: Array,
-        heads: int,
-        at: At,
-        *,
-        out: Array,
-        log_sums: Array,
-        causal: bool = False,
-        dropout: AttentionDropout | None = None,
-    ) -> None:
-        """Compute the same for queries and keys of different positions, as if there were no others.
-
-        Queries are (N, T1, D), keys and values ``kv (N, T2, 2 D)``; `causal` queries are not before
-        the first key. Outputs ``y`` with `log_sums` l of several blocks of keys are those of all of
-        them as ``sum y exp(l - L)`` with ``L = log sum exp l`` (Milakov and Gimelshein, 2018).
-        """
-        (q,), (k, v) = self._split(q, heads, 1), self._split(kv, heads, 2)
-        scores = self._scores(q, k, causal, at)
-        self._forward(scores, v, self._kept(scores, dropout, at), out, log_sums)
-
-    def _forward(
-        self, scores: Array, v: Array, kept: Array | None, out: Array, log_sums: Array
-    ) -> None:
         top = scores.max(axis=-1, keepdims=True)
         top = self.xp.where(top == -self.xp.inf, 0, top)  # of positions that do not exist
         e = self.xp.exp(scores - top)
         total = e.sum(axis=-1, keepdims=True)
         total = self.xp.where(total == 0, 1, total)
         log_sums[...] = (top + self.xp.log(total))[..., 0]
-        y = self._product(_drop(e / total, kept), v)
+        y = self._product(_drop(e / total, self._kept(scores, dropout, at)), v)
         out[...] = y.transpose(0, 2, 1, 3).reshape(out.shape)  # (N, H, T, E) -> (N, T, D)
 
     def backward(
@@ -116,6 +97,9 @@ class AttentionKernels(KernelFamily):
         heads: int,
         *,
         out: Array,
+        kv: Array | None = None,
+        at: At | None = None,
+        out_kv: Array | None = None,
         causal: bool = False,
         lengths: Array | None = None,
         dropout: AttentionDropout | None = None,
@@ -125,50 +109,32 @@ class AttentionKernels(KernelFamily):
         With the weights ``p = softmax(s)``: ``dv = p' dy``, ``dp = dy v'``, ``ds = p (dp - sum(p
         dp))``, where the sum is ``sum(dy y)``, ``dq = ds k / sqrt(E)`` and ``dk = ds' q / sqrt(E)``
         (Dao et al. 2022, appendix B.2).
+
+        With `kv`, the terms of this block in the gradients of queries and of `kv`, into `out` and
+        `out_kv`; `y` and `log_sums` are those of all blocks of keys.
         """
-        (q, k, v), at = self._split(qkv, heads, 3), At(0, 0, qkv.shape[1])
+        q, k, v, at = self._operands(qkv, kv, heads, at)
         p = self.xp.exp(self._scores(q, k, causal, at, lengths) - log_sums[..., None])
-        kept = self._kept(p, dropout, at)
-        self._join(
-            self._backward(self._heads(dy, heads), q, k, v, self._heads(y, heads), p, kept), out
-        )
-
-    def backward_block(
-        self,
-        dy: Array,
-        q: Array,
-        kv: Array,
-        y: Array,
-        log_sums: Array,
-        heads: int,
-        at: At,
-        *,
-        out: Array,
-        out_kv: Array,
-        causal: bool = False,
-        dropout: AttentionDropout | None = None,
-    ) -> None:
-        """Compute the terms of a block in the gradients of `q` and `kv`, see `forward_block`.
-
-        `y` and `log_sums` are those of all blocks of keys.
-        """
-        (q,), (k, v) = self._split(q, heads, 1), self._split(kv, heads, 2)
-        p = self.xp.exp(self._scores(q, k, causal, at) - log_sums[..., None])
-        kept = self._kept(p, dropout, at)
-        dq, *others = self._backward(
-            self._heads(dy, heads), q, k, v, self._heads(y, heads), p, kept
-        )
-        self._join([dq], out)
-        self._join(others, out_kv)
-
-    def _backward(
-        self, dy: Array, q: Array, k: Array, v: Array, y: Array, p: Array, kept: Array | None
-    ) -> list[Array]:
-        """Return the gradients of queries, keys and values, all (N, H, T, E)."""
+        kept, dy, y = self._kept(p, dropout, at), self._heads(dy, heads), self._heads(y, heads)
         dv = self._product(_turned(_drop(p, kept)), dy)
         dp = _drop(self._product(dy, _turned(v)), kept)
         ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True)) / q.shape[-1] ** 0.5
-        return [self._product(ds, k), self._product(_turned(ds), q), dv]
+        dq, dk = self._product(ds, k), self._product(_turned(ds), q)
+        if out_kv is None:
+            self._join([dq, dk, dv], out)
+        else:
+            self._join([dq], out)
+            self._join([dk, dv], out_kv)
+
+    def _operands(
+        self, qkv: Array, kv: Array | None, heads: int, at: At | None
+    ) -> tuple[Array, Array, Array, At]:
+        """Return queries, keys and values (N, H, T, E), and where they are."""
+        if kv is None or at is None:
+            q, k, v = self._split(qkv, heads, 3)
+            return q, k, v, At(0, 0, qkv.shape[1])
+        (q,), (k, v) = self._split(qkv, heads, 1), self._split(kv, heads, 2)
+        return q, k, v, at
 
     def _join(self, gradients: list[Array], out: Array) -> None:
         """Write gradients (N, H, T, E) next to each other."""

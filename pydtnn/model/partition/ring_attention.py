@@ -116,12 +116,9 @@ class RingAttention(Communicating, DotProductAttention):
                 query = arriving.wait() if i else queries[0]
                 y = self.backend.empty(query.shape, query.dtype)
                 sums = self.backend.empty((len(x), self.heads, query.shape[1]), query.dtype)
-                self.backend.attention.forward_block(
-                    *(query, kv, self.heads, at),
-                    out=y,
-                    log_sums=sums,
-                    causal=causal,
-                    dropout=dropout,
+                options: dict[str, Any] = {"causal": causal, "dropout": dropout}
+                self.backend.attention.forward(
+                    query, self.heads, out=y, log_sums=sums, kv=kv, at=at, **options
                 )
                 results[i] = self._combined(results[i], (y, sums))
             if moving is not None:
@@ -163,12 +160,10 @@ class RingAttention(Communicating, DotProductAttention):
             for i, at, causal in self._blocks(place):
                 q, of, log_sums = operands[i]
                 dq, term = (self.backend.empty(part.shape, dy.dtype) for part in (q, kv))
-                self.backend.attention.backward_block(
-                    *(arriving.wait() if i else dys[0], q, kv, of, log_sums, self.heads, at),
-                    out=dq,
-                    out_kv=term,
-                    causal=causal,
-                    dropout=dropout,
+                options: dict[str, Any] = {"causal": causal, "dropout": dropout}
+                self.backend.attention.backward(
+                    *(arriving.wait() if i else dys[0], q, of, log_sums, self.heads),
+                    **{"out": dq, "out_kv": term, "kv": kv, "at": at, **options},
                 )
                 self.xp.add(dqs[i], dq, out=dqs[i])
                 self.xp.add(dkv, term, out=dkv)

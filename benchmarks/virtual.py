@@ -23,8 +23,8 @@ COLORS = (PALETTE[0], PALETTE[4], PALETTE[7], PALETTE[2])
 
 WAYS = {
     "all-reduce": ["--lr=0.2"],
-    "top-k": ["--lr=0.2", "--compress=topk", '--compress-options={"share": 0.01}'],
-    "local SGD": ["--lr=0.1", "--scheme=local_sgd", '--scheme-options={"period": 8}'],
+    "top-k": ["--lr=0.2", "--compress=topk:share=0.01"],
+    "local SGD": ["--lr=0.1", "--scheme=local_sgd:period=8"],
     "gossip": ["--lr=0.1", "--scheme=gossip"],
 }
 """Options of each way to train."""
@@ -36,7 +36,11 @@ def train(name: str, folder: Path, given: argparse.Namespace) -> list[dict[str, 
         *(sys.executable, "-m", "pydtnn.train", "--model=resnet8", f"--dataset={given.dataset}"),
         *(f"--virtual-ranks={given.ranks}", f"--platform={given.platform}", "--quiet"),
         *(f"--batch-size={given.batch}", f"--epochs={given.epochs}", "--augment=crop:4,flip"),
-        *(f"--steps-per-epoch={given.steps}", "--checkpoint-epochs=0", "--warmup-epochs=0.5"),
+        *(
+            f"--steps-per-epoch={given.steps}",
+            "--checkpoint-every=:epochs=0",
+            "--warmup-epochs=0.5",
+        ),
         *WAYS[name],
         f"--output-dir={folder}",
     ]

@@ -25,15 +25,15 @@ BATCH = 16  # per rank
 STEPS = 16  # of an epoch; local SGD averages twice
 EPOCHS = 2
 
-MPIS_OWN = ("--allreduce", "vendor", "--bucket-bytes", "1048576")
+MPIS_OWN = ("--allreduce", "vendor", "--scheme", ":bucket_bytes=1048576")
 VARIANTS = {
     "uncompressed": (),
-    "uncompressed, no overlap": ("--no-overlap",),
+    "uncompressed, no overlap": ("--scheme", ":overlap=false"),
     "MPI's own, 1 MiB": MPIS_OWN,
-    "the same, no overlap": (*MPIS_OWN, "--no-overlap"),
-    "top-k 1 %, error feedback": ("--compress", "top_k", "--compress-options", '{"share": 0.01}'),
-    "PowerSGD, rank 2": ("--compress", "power_sgd", "--compress-options", '{"rank": 2}'),
-    "local SGD, period 8": ("--scheme", "local_sgd", "--scheme-options", '{"period": 8}'),
+    "the same, no overlap": (*MPIS_OWN, "--scheme", ":overlap=false"),
+    "top-k 1 %, error feedback": ("--compress", "top_k:share=0.01"),
+    "PowerSGD, rank 2": ("--compress", "power_sgd:rank=2"),
+    "local SGD, period 8": ("--scheme", "local_sgd:period=8"),
 }
 """Options of `pydtnn.train`; all but the first, which sets nothing, are compared with the first.
 
@@ -124,9 +124,15 @@ def train(cluster: Cluster, options: Sequence[str]) -> Steps:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *("python", "-m", "pydtnn.train", "--model", "resnet20", "--threads", "1"),
-            *("--dataset", "synthetic", "--dataset-options", json.dumps(data)),
+            *("--dataset", f"synthetic:options={json.dumps(data)}"),
             *("--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--lr", "0.01"),
-            *("--checkpoint-epochs", "0", "--output-dir", str(Path(folder, "run")), *options),
+            *(
+                "--checkpoint-every",
+                ":epochs=0",
+                "--output-dir",
+                str(Path(folder, "run")),
+                *options,
+            ),
         ]
         return read_training(output(cluster, command))
 

@@ -44,7 +44,7 @@ COMPRESSORS: dict[str, tuple[str | None, dict[str, Any]]] = {
 RECIPE = [
     *("--global-batch-size", "128", "--optimizer", "sgd", "--momentum", "0.9"),
     *("--weight-decay", "5e-4", "--lr", "0.4", "--schedule", "triangular"),
-    *("--threads", "1", "--checkpoint-epochs", "0"),
+    *("--threads", "1", "--checkpoint-every", ":epochs=0"),
 ]
 
 
@@ -79,7 +79,7 @@ def train(args: argparse.Namespace, label: str, seed: int) -> Run:
         if args.steps:
             command += ["--steps-per-epoch", str(args.steps)]
         if name:
-            command += ["--compress", name, "--compress-options", json.dumps(options)]
+            command += ["--compress", f"{name}:options={json.dumps(options)}"]
         kept = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
         environment = kept | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

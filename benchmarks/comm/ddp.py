@@ -65,7 +65,7 @@ def run_ours(name: str, ranks: int, threads: int, epochs: int) -> Run:
             *("--model", work.net, "--batch-size", str(work.batch), "--threads", str(threads)),
             *("--dataset", *data, "--dataset-options", json.dumps(options)),
             *("--epochs", str(epochs), "--steps-per-epoch", str(STEPS), "--lr", "0.01"),
-            *("--checkpoint-epochs", "0", "--output-dir", str(Path(folder) / "run")),
+            *("--checkpoint-every", ":epochs=0", "--output-dir", str(Path(folder) / "run")),
         ]
         text = launch(default_launcher(), ranks, threads, command)
     rates = re.findall(r"^epoch .* val_loss .* ([\d.]+) samples/s  [\d.]+ s$", text, re.M)

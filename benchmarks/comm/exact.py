@@ -41,7 +41,7 @@ def command(args: argparse.Namespace, folder: Path, *more: str) -> list[str]:
         *(sys.executable, "-m", "pydtnn.train", "--model", args.model, "--dataset", "cifar10"),
         *("--data-dir", str(args.data), "--augment", "crop:4,flip"),
         *("--epochs", "1", "--global-batch-size", str(BATCH), "--schedule", "constant"),
-        *("--lr", "0.1", "--output-dir", str(folder), "--checkpoint-steps", "10"),
+        *("--lr", "0.1", "--output-dir", str(folder), "--checkpoint-every", ":steps=10"),
         *more,
     ]
 
@@ -110,7 +110,7 @@ def same_bytes(args: argparse.Namespace, report: Report) -> bool:
 
 def exact() -> list[str]:
     """The options of exact training on few images."""
-    return ["--exact", "--shards", str(SHARDS), "--validation-split", "0.95"]
+    return ["--exact", f"shards={SHARDS}", "--validation-split", "0.95"]
 
 
 def step_time(args: argparse.Namespace, ranks: int, threads: int, *more: str) -> float:
@@ -130,7 +130,7 @@ def price(args: argparse.Namespace, report: Report) -> None:
         fast, slow = [], []
         for _ in range(args.turns):
             fast.append(step_time(args, ranks, threads))
-            slow.append(step_time(args, ranks, threads, "--exact", "--shards", str(SHARDS)))
+            slow.append(step_time(args, ranks, threads, "--exact", f"shards={SHARDS}"))
         a, b = statistics.median(fast), statistics.median(slow)
         report.line(f"{ranks:>5} {threads:>8} {1e3 * a:>9.1f} {1e3 * b:>9.1f} {b / a:>6.2f}")
 

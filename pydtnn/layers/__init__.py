@@ -2,120 +2,79 @@
 
 from typing import TYPE_CHECKING
 
-from pydtnn.utils.lazy import lazy
+from pydtnn.utils.lazy import homes, lazy
 
 if TYPE_CHECKING:
-    from pydtnn.layers.activation import (
-        ELU,
-        GELU,
-        Activation,
-        ArcTan,
-        HardSigmoid,
-        HardSwish,
-        LeakyReLU,
-        Log,
-        LogSoftmax,
-        ReLU,
-        ReLU6,
-        Sigmoid,
-        SiLU,
-        Softmax,
-        Softplus,
-        Tanh,
-    )
-    from pydtnn.layers.attention import DotProductAttention, MultiHeadAttention
-    from pydtnn.layers.base import Cost, Layer, StepContext
-    from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
-    from pydtnn.layers.communicating import Communicating
-    from pydtnn.layers.conv import Conv2d
-    from pydtnn.layers.conv_transpose import ConvTranspose2d
-    from pydtnn.layers.dropout import Dropout
-    from pydtnn.layers.embedding import Embedding
-    from pydtnn.layers.experts import Experts, MixtureOfExperts
-    from pydtnn.layers.linear import Linear
-    from pydtnn.layers.merge import Add, Concat, Multiply
-    from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
-    from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
-    from pydtnn.layers.recurrent import GRU, LSTM, GRULayer, LSTMLayer
-    from pydtnn.layers.rescale import Rescale
-    from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
-    from pydtnn.layers.rotary import Rotary
-    from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
-    from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
-    from pydtnn.layers.upsample import Upsample
-    from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
-
-__all__ = [
-    "ELU",
-    "GELU",
-    "GRU",
-    "GRULayer",
-    "LSTM",
-    "LSTMLayer",
-    "Activation",
-    "AdaptiveAvgPool2d",
-    "Add",
-    "ArcTan",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "BatchNorm",
-    "Block",
-    "Branches",
-    "ClassToken",
-    "Communicating",
-    "Concat",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose2d",
-    "Cost",
-    "DotProductAttention",
-    "Dropout",
-    "Embedding",
-    "Experts",
-    "Flatten",
-    "GlobalAvgPool1d",
-    "GlobalAvgPool2d",
-    "GlobalAvgPool3d",
-    "GroupNorm",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "Layer",
-    "LayerNorm",
-    "LeakyReLU",
-    "Linear",
-    "LocalResponseNorm",
-    "Log",
-    "LogSoftmax",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MultiHeadAttention",
-    "MaxPool3d",
-    "MixtureOfExperts",
-    "Multiply",
-    "Net",
-    "Pad",
-    "PositionalEmbedding",
-    "RMSNorm",
-    "ReLU",
-    "ReLU6",
-    "Rescale",
-    "Reshape",
-    "Residual",
-    "Rotary",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "Slice",
-    "Softmax",
-    "Softplus",
-    "StepContext",
-    "Tanh",
-    "Transpose",
-    "Upsample",
-]
+    from pydtnn.layers.activation import ELU as ELU
+    from pydtnn.layers.activation import GELU as GELU
+    from pydtnn.layers.activation import Activation as Activation
+    from pydtnn.layers.activation import ArcTan as ArcTan
+    from pydtnn.layers.activation import HardSigmoid as HardSigmoid
+    from pydtnn.layers.activation import HardSwish as HardSwish
+    from pydtnn.layers.activation import LeakyReLU as LeakyReLU
+    from pydtnn.layers.activation import Log as Log
+    from pydtnn.layers.activation import LogSoftmax as LogSoftmax
+    from pydtnn.layers.activation import ReLU as ReLU
+    from pydtnn.layers.activation import ReLU6 as ReLU6
+    from pydtnn.layers.activation import Sigmoid as Sigmoid
+    from pydtnn.layers.activation import SiLU as SiLU
+    from pydtnn.layers.activation import Softmax as Softmax
+    from pydtnn.layers.activation import Softplus as Softplus
+    from pydtnn.layers.activation import Tanh as Tanh
+    from pydtnn.layers.attention import DotProductAttention as DotProductAttention
+    from pydtnn.layers.attention import MultiHeadAttention as MultiHeadAttention
+    from pydtnn.layers.base import Cost as Cost
+    from pydtnn.layers.base import Layer as Layer
+    from pydtnn.layers.base import StepContext as StepContext
+    from pydtnn.layers.blocks import Block as Block
+    from pydtnn.layers.blocks import Branches as Branches
+    from pydtnn.layers.blocks import Net as Net
+    from pydtnn.layers.blocks import Residual as Residual
+    from pydtnn.layers.blocks import Sequential as Sequential
+    from pydtnn.layers.communicating import Communicating as Communicating
+    from pydtnn.layers.conv import Conv2d as Conv2d
+    from pydtnn.layers.conv_transpose import ConvTranspose2d as ConvTranspose2d
+    from pydtnn.layers.dropout import Dropout as Dropout
+    from pydtnn.layers.embedding import Embedding as Embedding
+    from pydtnn.layers.experts import Experts as Experts
+    from pydtnn.layers.experts import MixtureOfExperts as MixtureOfExperts
+    from pydtnn.layers.linear import Linear as Linear
+    from pydtnn.layers.merge import Add as Add
+    from pydtnn.layers.merge import Concat as Concat
+    from pydtnn.layers.merge import Multiply as Multiply
+    from pydtnn.layers.norm import BatchNorm as BatchNorm
+    from pydtnn.layers.norm import GroupNorm as GroupNorm
+    from pydtnn.layers.norm import LayerNorm as LayerNorm
+    from pydtnn.layers.norm import LocalResponseNorm as LocalResponseNorm
+    from pydtnn.layers.norm import RMSNorm as RMSNorm
+    from pydtnn.layers.pool import AdaptiveAvgPool2d as AdaptiveAvgPool2d
+    from pydtnn.layers.pool import AvgPool2d as AvgPool2d
+    from pydtnn.layers.pool import GlobalAvgPool2d as GlobalAvgPool2d
+    from pydtnn.layers.pool import MaxPool2d as MaxPool2d
+    from pydtnn.layers.recurrent import GRU as GRU
+    from pydtnn.layers.recurrent import LSTM as LSTM
+    from pydtnn.layers.recurrent import GRULayer as GRULayer
+    from pydtnn.layers.recurrent import LSTMLayer as LSTMLayer
+    from pydtnn.layers.rescale import Rescale as Rescale
+    from pydtnn.layers.reshape import Flatten as Flatten
+    from pydtnn.layers.reshape import Identity as Identity
+    from pydtnn.layers.reshape import Pad as Pad
+    from pydtnn.layers.reshape import Reshape as Reshape
+    from pydtnn.layers.reshape import Slice as Slice
+    from pydtnn.layers.reshape import Transpose as Transpose
+    from pydtnn.layers.rotary import Rotary as Rotary
+    from pydtnn.layers.sequence import ClassToken as ClassToken
+    from pydtnn.layers.sequence import PositionalEmbedding as PositionalEmbedding
+    from pydtnn.layers.signal import AvgPool1d as AvgPool1d
+    from pydtnn.layers.signal import Conv1d as Conv1d
+    from pydtnn.layers.signal import GlobalAvgPool1d as GlobalAvgPool1d
+    from pydtnn.layers.signal import MaxPool1d as MaxPool1d
+    from pydtnn.layers.upsample import Upsample as Upsample
+    from pydtnn.layers.volume import AvgPool3d as AvgPool3d
+    from pydtnn.layers.volume import Conv3d as Conv3d
+    from pydtnn.layers.volume import GlobalAvgPool3d as GlobalAvgPool3d
+    from pydtnn.layers.volume import MaxPool3d as MaxPool3d
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = lazy(__name__)
+    __all__ = [*homes(__name__)]

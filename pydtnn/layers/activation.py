@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydtnn.kernels.reference.elementwise import FUNCTIONS
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, StepContext, toggled
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.recomputed import Recomputed, Recomputing
 from pydtnn.utils.names import unknown
@@ -32,14 +32,16 @@ class Activation(Recomputing, Layer):
     kernel: str
     operations: ClassVar[tuple[int, int]] = (1, 1)
     alpha: float = 0.0
-    new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
+    may_overwrite = ("dy",)
+    new_results = RESULTS
+    supports = ("16 bits", "recomputing", "replay")
 
     def __init_subclass__(cls) -> None:
-        """Set `saves` and `may_overwrite_input` from the array that backward reads."""
+        """Set `saves` and `may_overwrite` from the array that backward reads."""
         super().__init_subclass__()
         reads = FUNCTIONS[cls.kernel].reads
         cls.saves = (reads,)
-        cls.may_overwrite_input = reads == "output"
+        cls.may_overwrite = toggled(cls.may_overwrite, "input", reads == "output")
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array | Recomputed, Saved]:
         """Apply the function."""
@@ -69,14 +71,12 @@ class ReLU(Activation):
     """``max(x, 0)`` (Nair and Hinton 2010)."""
 
     kernel = "relu"
-    only_kernels = True
 
 
 class ReLU6(Activation):
     """``min(max(x, 0), 6)`` (Krizhevsky 2010)."""
 
     kernel = "relu6"
-    only_kernels = True
     operations = (2, 2)
 
 
@@ -90,7 +90,6 @@ class LeakyReLU(Activation):
     """
 
     kernel = "leaky_relu"
-    only_kernels = True
     operations = (2, 2)
 
     def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
@@ -108,7 +107,6 @@ class ELU(Activation):
     """
 
     kernel = "elu"
-    only_kernels = True
     operations = (4, 3)
 
     def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
@@ -120,7 +118,6 @@ class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``."""
 
     kernel = "sigmoid"
-    only_kernels = True
     operations = (4, 3)
 
 
@@ -128,7 +125,6 @@ class Tanh(Activation):
     """Hyperbolic tangent."""
 
     kernel = "tanh"
-    only_kernels = True
     operations = (1, 3)
 
 
@@ -136,7 +132,6 @@ class ArcTan(Activation):
     """Inverse tangent, ``arctan(x)``."""
 
     kernel = "arctan"
-    only_kernels = True
     operations = (1, 3)
 
 
@@ -144,7 +139,6 @@ class Log(Activation):
     """Natural logarithm."""
 
     kernel = "log"
-    only_kernels = True
 
 
 class GELU(Activation):
@@ -162,7 +156,6 @@ class GELU(Activation):
     """
 
     kernel = "gelu"
-    only_kernels = True
     operations = (8, 16)
 
     def __init__(
@@ -179,7 +172,6 @@ class SiLU(Activation):
     """``x sigmoid(x)`` (Elfwing et al. 2018)."""
 
     kernel = "silu"
-    only_kernels = True
     operations = (5, 9)
 
 
@@ -187,7 +179,6 @@ class HardSigmoid(Activation):
     """``min(max(x / 6 + 1 / 2, 0), 1)``, as in PyTorch (Howard et al. 2019)."""
 
     kernel = "hard_sigmoid"
-    only_kernels = True
     operations = (4, 3)
 
 
@@ -195,7 +186,6 @@ class HardSwish(Activation):
     """``x min(max(x / 6 + 1 / 2, 0), 1)`` (Howard et al. 2019)."""
 
     kernel = "hard_swish"
-    only_kernels = True
     operations = (5, 5)
 
 
@@ -203,7 +193,6 @@ class Softplus(Activation):
     """``log(1 + exp(x))`` (Dugas et al. 2001)."""
 
     kernel = "softplus"
-    only_kernels = True
     operations = (4, 4)
 
 
@@ -214,7 +203,9 @@ class Softmax(Layer):
     """
 
     saves = ("output",)
-    may_overwrite_input = may_overwrite_dy = new_output = new_gradient = takes_16_bits = True
+    may_overwrite = ("input", "dy")
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Normalise the exponentials of each row."""
@@ -240,7 +231,7 @@ class LogSoftmax(Softmax):
     The losses of `pydtnn.losses` take logits, so a classifier does not end with this layer.
     """
 
-    takes_16_bits = False
+    supports = ()
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Subtract the logarithm of the sum of the exponentials of each row."""

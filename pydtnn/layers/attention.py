@@ -7,7 +7,7 @@ from typing import Any
 from pydtnn.kernels.reference.attention import AttentionDropout
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
@@ -49,14 +49,14 @@ class DotProductAttention(TakesLengths):
     """
 
     saves = ("input", "output")
-    new_output = new_gradient = takes_16_bits = True
-
-    @property
-    def only_kernels(self) -> bool:  # type: ignore[override]
-        """Whether there are no lengths, which the array module checks."""
-        return type(self) is DotProductAttention and len(self.input_shapes) == 1
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     first_head = 0  # of this rank, if it has a part of the heads
+
+    def can_replay(self) -> bool:
+        """Return whether there are no lengths, which the array module checks."""
+        return type(self) is DotProductAttention and len(self.input_shapes) == 1
 
     def __init__(
         self,

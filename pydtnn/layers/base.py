@@ -16,7 +16,7 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
-from pydtnn.layers.recomputed import Recomputed, takes_recomputed
+from pydtnn.layers.recomputed import Recomputed
 from pydtnn.layers.statistics import Statistic
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import NotCallable
@@ -84,6 +84,50 @@ class StepContext:
         return not self.training and not self.differentiable
 
 
+RESULTS = ("output", "gradient")
+"""The results of a layer's forward and backward."""
+
+FORMER = {
+    "may_overwrite_input": ("may_overwrite", "input"),
+    "may_overwrite_dy": ("may_overwrite", "dy"),
+    "new_output": ("new_results", "output"),
+    "new_gradient": ("new_results", "gradient"),
+    "takes_deferred": ("supports", "deferred"),
+    "takes_16_bits": ("supports", "16 bits"),
+    "only_kernels": ("supports", "replay"),
+    "penalises": ("supports", "penalties"),
+}
+"""Former flags of layers, which were bool, and what they are now."""
+
+
+def toggled(items: tuple[str, ...], item: str, present: bool) -> tuple[str, ...]:
+    """Return items with or without one of them.
+
+    >>> toggled(("input",), "dy", True), toggled(("input", "dy"), "dy", False)
+    (('input', 'dy'), ('input',))
+    """
+    return *(other for other in items if other != item), *[item] * present
+
+
+def _is_pass(name: str, value: Any) -> bool:
+    """Return whether a member of a class may take part in its passes."""
+    calls = callable(value) or isinstance(value, property | classmethod | staticmethod)
+    return calls and name[:2] != "__" and name not in ("build", "cost", "example")
+
+
+class FormerFlag:
+    """A former flag of an object of a layer."""
+
+    def __init__(self, flag: str, what: str) -> None:
+        self.flag, self.what = flag, what
+
+    def __get__(self, layer: Layer | None, kind: type[Layer]) -> bool:
+        return self.what in getattr(layer or kind, self.flag)
+
+    def __set__(self, layer: Layer, value: bool) -> None:
+        setattr(layer, self.flag, toggled(getattr(layer, self.flag), self.what, value))
+
+
 class LayerType(ABCMeta):
     """Counts the assignments to attributes of layers and of their classes."""
 
@@ -104,24 +148,32 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
     A class declares, as attributes, what the graph may do with it; the defaults are safe for any
     layer. The model sets the others, `backend` to `batch_part` before `build`.
 
-    ===================  ==========================================================================
+    =============  ================================================================================
     a class may declare
+    =============  ================================================================================
+    saves          Arrays that `saved` keeps alive: "input", "output".
+    may_overwrite  Arrays over which a pass can write its result: "input", the first one, where
+                   `overwrites_input` is set, and "dy", where `overwrites_dy` is set.
+    new_results    Results that are always stored in new memory, or in that of an array that may be
+                   overwritten: "output", "gradient"; several dx must not share memory.
+    views          Results that are always the argument itself or a view of all of it: the "output"
+                   of the input, the "gradient" of dy (for each input, if several).
+    supports       Any of the following.
+    =============  ================================================================================
+
     ===================  ==========================================================================
-    saves                Arrays that `saved` keeps alive: "input", "output".
-    may_overwrite_input  Whether forward can write its output over its (first) input; it does so
-                         where `overwrites_input` is set.
-    may_overwrite_dy     Whether backward can write its dx over dy, where `overwrites_dy` is set.
-    new_output           Whether forward's output is always stored in new memory, or in that of an
-                         array that may be overwritten.
-    new_gradient         The same of backward's dx; several dx must not share memory.
-    views                Results that are always the argument itself or a view of all of it: the
-                         "output" of the input, the "gradient" of dy (for each input, if several).
-    takes_deferred       Whether inputs of forward and dy of backward may be `Deferred`; other
-                         layers receive arrays.
-    takes_16_bits        Whether the layer computes accurately with the 16-bit activations of a
-                         16-bit model; others receive and return float32, which the model rounds.
-    only_kernels         Whether passes only call kernels, so that steps may repeat the calls.
-    penalises            Whether the layer adds a loss in training (`StepContext.penalties`).
+    a class may support
+    ===================  ==========================================================================
+    "deferred"           Inputs of forward and dy of backward may be `Deferred`; other layers
+                         receive arrays.
+    "16 bits"            The layer computes accurately with the 16-bit activations of a 16-bit
+                         model; others receive and return float32, which the model rounds.
+    "recomputed"         Inputs of forward may be `Recomputed`; other layers receive arrays.
+    "recomputing"        Forward can return its output as `Recomputed`; see `Recomputing`.
+    "regathered"         All that forward saves is `kept` of its only input, which may be
+                         `Regathered`.
+    "replay"             Passes only call kernels, so that steps may repeat the calls.
+    "penalties"          The layer adds a loss in training (`StepContext.penalties`).
     ===================  ==========================================================================
 
     ===================  ==========================================================================
@@ -143,14 +195,10 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
     """
 
     saves: tuple[str, ...] = ("input", "output")
-    may_overwrite_input: bool = False
-    may_overwrite_dy: bool = False
-    new_output: bool = False
-    new_gradient: bool = False
+    may_overwrite: tuple[str, ...] = ()
+    new_results: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
-    takes_deferred: bool = False
-    takes_16_bits: bool = False
-    only_kernels = penalises = False
+    supports: tuple[str, ...] = ()
 
     backend: Backend
     dtype: np.dtype
@@ -165,10 +213,22 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
     source: Layer | None = None
 
     def __init_subclass__(cls) -> None:
-        """Have a subclass that overrides `backward` alone run it in one piece, not repeated."""
+        """Find out what a subclass supports that overrides methods, or declares former flags."""
         super().__init_subclass__()
-        cls.only_kernels = vars(cls).get("only_kernels", False)
-        if "backward" in vars(cls) and "backward_inputs" not in vars(cls):
+        own = dict(vars(cls))
+        if "supports" not in own:
+            lost = {"replay"} if any(map(_is_pass, own, own.values())) else set()
+            if not own.keys().isdisjoint(("forward", "backward")):
+                lost |= {"recomputed", "recomputing", "regathered"}
+            if not lost.isdisjoint(cls.supports):
+                cls.supports = tuple(what for what in cls.supports if what not in lost)
+        for name in own.keys() & FORMER.keys():
+            flag, what = FORMER[name]
+            if not isinstance(own[name], bool):
+                raise TypeError(f"{cls.__name__}: {name} must be a bool; set {flag} in build")
+            delattr(cls, name)
+            setattr(cls, flag, toggled(getattr(cls, flag), what, own[name]))
+        if "backward" in own and "backward_inputs" not in own:  # in one piece
             cls.backward_inputs = Layer.backward_inputs  # type: ignore[method-assign]
 
     def __init__(self, *, name: str | None = None) -> None:
@@ -290,7 +350,7 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
             fan_in=prod(shape[1:]) if fan_in is None else fan_in,
             fan_out=prod(shape[:-1]) if fan_out is None else fan_out,
             decay=decay,
-            working=working and self.takes_16_bits,
+            working=working and "16 bits" in self.supports,
         )
         self.parameters.append(p)
         return p
@@ -359,7 +419,7 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
         """Build the layer for a device, a model's dtype and input shapes under its dotted name."""
         self.backend, self.name = backend, name
         self.input_shapes = shapes
-        self.dtype = dtype if self.takes_16_bits else arithmetic(dtype)
+        self.dtype = dtype if "16 bits" in self.supports else arithmetic(dtype)
         self.parameters: list[Parameter] = []
         self.statistics: list[Statistic] = []
         shape: Any = self.build(*shapes)
@@ -376,13 +436,17 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
 
     def accept(self, x: Array | Deferred | Recomputed) -> Array | Deferred | Recomputed:
         """Return an input, or dy, in a form that this layer supports."""
-        takes_bits = self.takes_16_bits or x.dtype.itemsize != 2
-        if takes_bits and isinstance(x, Deferred) and self.takes_deferred:
-            return x
-        if takes_bits and isinstance(x, Recomputed) and takes_recomputed(self):
-            return x
-        x = self.array(x)
-        return x if takes_bits else self.wide(x)
+        if x.dtype.itemsize == 2 and "16 bits" not in self.supports:
+            return self.wide(self.array(x))
+        if isinstance(x, Deferred):
+            return x if "deferred" in self.supports else self.array(x)
+        if isinstance(x, Recomputed):
+            return x if "recomputed" in self.supports else x.array
+        return x
+
+    def can_replay(self) -> bool:
+        """Return whether passes only call kernels, so that steps may repeat the calls."""
+        return "replay" in self.supports
 
     def communicates(self, *, training: bool, joint: bool) -> bool:
         """Return whether a pass is a generator that yields collectives; see `Communicating`."""
@@ -400,6 +464,10 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
     def fail(cls, message: str) -> ValueError:
         """Return a `ValueError` with the class's name and the message."""
         return ValueError(f"{cls.__name__}: {message}")
+
+
+for name, place in FORMER.items():
+    setattr(Layer, name, FormerFlag(*place))
 
 
 class Finisher(ABC):

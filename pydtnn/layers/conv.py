@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, as_tuple, toggled
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.window import Padding, resolve_padding, split_shape
@@ -19,15 +19,16 @@ class _Conv(Layer):
 
     axes: ClassVar[int]
     saves: tuple[str, ...] = ("input",)
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
     adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init_subclass__(cls) -> None:
         """Disable 16-bit arrays for a subclass that overrides forward or backward."""
         super().__init_subclass__()
         own = vars(cls).keys()
-        if own & {"forward", "backward"} and "takes_16_bits" not in own:
-            cls.takes_16_bits = False
+        if own & {"forward", "backward"} and not own & {"supports", "takes_16_bits"}:
+            cls.supports = toggled(cls.supports, "16 bits", False)
 
     def __init__(
         self,
@@ -173,4 +174,4 @@ class Conv2d(_Conv):
     """
 
     axes = 2
-    only_kernels = True
+    supports = ("16 bits", "replay")

@@ -50,7 +50,7 @@ class ConvTranspose2d(_Conv):
     """
 
     axes = 2
-    takes_16_bits = True
+    supports = ("16 bits",)
 
     def __init__(
         self,

@@ -29,9 +29,10 @@ class Dropout(Layer):
     """
 
     saves = ()
-    may_overwrite_input = may_overwrite_dy = new_gradient = takes_16_bits = True
+    may_overwrite = ("input", "dy")
+    new_results = ("gradient",)
     whole_shape: Shape = ()
-    only_kernels = True
+    supports = ("16 bits", "replay")
     part: tuple[slice, ...] | None = None  # this rank's part of a sample of the whole shape
 
     def __init__(self, rate: float = 0.5, *, name: str | None = None) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, toggled
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
-from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
+from pydtnn.layers.recomputed import Recomputed, kept, restored
 from pydtnn.utils.validate import check_int
 
 
-class Embedding(TakesRecomputed, Layer):
+class Embedding(Layer):
     """The row of a matrix for each token: ``y_nt = w[x_nt]``.
 
     Models pass arrays of their own type from layer to layer, so tokens are whole numbers in float32
@@ -48,7 +48,8 @@ class Embedding(TakesRecomputed, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = takes_recomputed = True
+    new_results = RESULTS
+    supports = ("recomputed",)
     own: slice | None = None  # the tokens of this rank; the vectors of others are 0
 
     def __init__(
@@ -71,11 +72,6 @@ class Embedding(TakesRecomputed, Layer):
         """Whether this is a further use of a tied layer."""
         return self.tied and self.source is not None
 
-    @property
-    def saves_kept(self) -> bool:  # type: ignore[override]
-        """Whether forward saves the input only."""
-        return self.gives_logits
-
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Refuse models whose activations have 16 bits: they do not represent all tokens."""
         if dtype.itemsize == 2:
@@ -91,6 +87,7 @@ class Embedding(TakesRecomputed, Layer):
         self.w = self.parameter("w", matrix, self.initializer, fan_in=self.features)
         if not self.gives_logits:
             return (*shape, self.features)
+        self.supports = toggled(self.supports, "regathered", True)
         if shape[-1:] != (self.features,):
             raise self.fail(
                 f"expected vectors of {self.features} features, got an input of {shape}"

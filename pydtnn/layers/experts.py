@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, toggled
 from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
@@ -88,7 +88,7 @@ class Experts(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = True
+    new_results = RESULTS
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Experts(Layer):
         self.gated = check_bool(who, "gated", gated)
         self.balance = check_float(who, "balance", balance, at_least=0)
         self.z = check_float(who, "z", z, at_least=0)
-        self.penalises = self.balance > 0 or self.z > 0
+        self.supports = toggled(self.supports, "penalties", self.balance > 0 or self.z > 0)
         self.initializer, self.last_initializer = initializer, last_initializer
 
     def build(self, *shapes: Shape) -> Shape:
@@ -203,7 +203,7 @@ class Experts(Layer):
         self, routes: Routes, samples: int, context: StepContext
     ) -> tuple[Number, Array | None]:
         """Return the weighted losses of own samples, and f (N, E); 0 and None without losses."""
-        if context.penalties is None or not self.penalises:
+        if context.penalties is None or "penalties" not in self.supports:
             return 0.0, None
         length = self.input_shapes[0][0]
         shares = self.is_chosen(routes.chosen, samples).mean(axis=1)

@@ -65,11 +65,10 @@ class FusedConv2d(Conv2d, Finisher):
         How the input is computed, for the cost. Set by the fusion pass.
     """
 
-    takes_deferred = takes_16_bits = True
+    supports = ("16 bits", "deferred")
 
-    @property
-    def only_kernels(self) -> bool:  # type: ignore[override]
-        """Whether filters are not folded in training, which is done by the array module."""
+    def can_replay(self) -> bool:
+        """Return whether filters are not folded in training, which is done by the array module."""
         return type(self) is FusedConv2d and not self.constant
 
     def __init__(self, conv: Conv2d) -> None:
@@ -106,7 +105,7 @@ class FusedConv2d(Conv2d, Finisher):
 
     def absorb_relu(self, name: str) -> None:
         """Fuse the following ReLU, of this name."""
-        self.relu = self.may_overwrite_dy = True
+        self.relu, self.may_overwrite = True, ("dy",)
         self.absorbed = (name,)
         self.saves = ("input", "output")
 

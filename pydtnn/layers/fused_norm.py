@@ -11,7 +11,7 @@ import numpy as np
 from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.kernels.reference.norm import NormGradient
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.fused_conv import Evaluation, FusedConv2d
@@ -63,11 +63,12 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = takes_deferred = takes_16_bits = True
+    may_overwrite = ("dy",)
+    new_results = RESULTS
+    supports = ("16 bits", "deferred")
 
-    @property
-    def only_kernels(self) -> bool:  # type: ignore[override]
-        """Whether no norm is frozen, whose coefficients the array module computes."""
+    def can_replay(self) -> bool:
+        """Return whether no norm is frozen, whose coefficients the array module computes."""
         return not any(norm is not None and norm.running.frozen for norm in self.norms)
 
     def __init__(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
-from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
+from pydtnn.layers.recomputed import Recomputed, kept, restored
 from pydtnn.utils.validate import check_int
 
 
-class Linear(TakesRecomputed, Layer):
+class Linear(Layer):
     """``y = x w' + b`` over the last axis.
 
     Parameters
@@ -26,7 +26,8 @@ class Linear(TakesRecomputed, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = takes_recomputed = saves_kept = takes_16_bits = only_kernels = True
+    new_results = RESULTS
+    supports = ("16 bits", "recomputed", "regathered", "replay")
     adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init__(

@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.kernels import Deferred, Source
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 
 
@@ -16,7 +16,9 @@ class Add(Layer):
     """Sum of two or more inputs of equal shape."""
 
     saves = ()
-    may_overwrite_input = new_output = takes_16_bits = only_kernels = True
+    may_overwrite = ("input",)
+    new_results = ("output",)
+    supports = ("16 bits", "replay")
     views = ("gradient",)
 
     def build(self, *shapes: Shape) -> Shape:
@@ -57,7 +59,7 @@ class Multiply(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = True
+    new_results = RESULTS
 
     def build(self, *shapes: Shape) -> Shape:
         """Find the axes along which the second input is repeated."""
@@ -116,7 +118,8 @@ class Concat(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = takes_deferred = only_kernels = True
+    new_results = RESULTS
+    supports = ("16 bits", "deferred", "replay")
     recomputed = extends = False
     pitched: tuple[int, ...] = ()
 

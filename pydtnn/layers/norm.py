@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.recomputed import Recomputed, Recomputing
@@ -41,7 +41,9 @@ class LocalResponseNorm(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
+    may_overwrite = ("dy",)
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(
         self,
@@ -115,7 +117,9 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
+    may_overwrite = ("dy",)
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(
         self, *, momentum: float = 0.1, epsilon: float = 1e-5, name: str | None = None
@@ -259,7 +263,9 @@ class GroupNorm(Recomputing, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = only_kernels = True
+    may_overwrite = ("dy",)
+    new_results = RESULTS
+    supports = ("16 bits", "recomputing", "replay")
 
     def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -342,8 +348,6 @@ class LayerNorm(GroupNorm):
     Ba, Kiros and Hinton, "Layer Normalization", 2016, equation 4.
     """
 
-    only_kernels = True
-
     def __init__(self, *, axes: int = 1, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(1, epsilon=epsilon, name=name)
         self.axes = check_int("LayerNorm", "axes", axes, at_least=1)
@@ -374,7 +378,7 @@ class RMSNorm(GroupNorm):
     Zhang and Sennrich, "Root mean square layer normalization", NeurIPS 2019, equation 4.
     """
 
-    recomputes = only_kernels = True
+    supports = ("16 bits", "recomputing", "replay")
 
     def __init__(self, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(1, epsilon=epsilon, name=name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pydtnn.kernels import PoolGeometry
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.window import Padding, resolve_padding, split_shape
 
@@ -27,7 +27,8 @@ class _Pool(Layer):
 
     axes: ClassVar[int]
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class MaxPool2d(_MaxPool):
     """
 
     axes = 2
-    only_kernels = True
+    supports = ("16 bits", "replay")
 
 
 class _AvgPool(_Pool):
@@ -157,7 +158,7 @@ class AvgPool2d(_AvgPool):
     """
 
     axes = 2
-    only_kernels = True
+    supports = ("16 bits", "replay")
 
 
 class _AdaptiveAvgPool(Layer):
@@ -165,7 +166,8 @@ class _AdaptiveAvgPool(Layer):
 
     axes: ClassVar[int]
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
     share = 1.0  # of the map, if it is a stripe: the means of stripes are added
 
     def __init__(self, output_size: int | tuple[int, ...], *, name: str | None = None) -> None:
@@ -229,7 +231,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     """
 
     axes = 2
-    only_kernels = True
+    supports = ("16 bits", "replay")
 
 
 class _GlobalAvgPool(_AdaptiveAvgPool):
@@ -245,5 +247,3 @@ class _GlobalAvgPool(_AdaptiveAvgPool):
 
 class GlobalAvgPool2d(_GlobalAvgPool, AdaptiveAvgPool2d):
     """Mean of each channel over the whole image: input ``(N, H, W, C)``, output ``(N, C)``."""
-
-    only_kernels = True

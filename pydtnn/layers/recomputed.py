@@ -68,60 +68,20 @@ Value = Array | Deferred | Recomputed
 
 
 class Recomputing:
-    """Mixin for layers that can return their output as `Recomputed`.
+    """Mixin for layers that can return their output as `Recomputed`, if they support "recomputing".
 
     Attributes
     ----------
-    recomputes : bool
-        Whether `forward` does so where `recomputed` is set. False for a subclass that overrides
-        `forward` or `backward`, unless it declares it.
     recomputed : bool
-        Set by the graph, if all layers that read the output take `Recomputed`.
+        Set by the graph, if all layers that read the output take `Recomputed`: `forward` returns
+        it.
     """
 
-    recomputes = False
     recomputed = False
-
-    def __init_subclass__(cls) -> None:
-        """Disable it for a subclass that overrides the computation."""
-        super().__init_subclass__()
-        if overrides(cls):
-            cls.recomputes = vars(cls).get("recomputes", False)
 
     def with_readers(self, cost: Cost) -> Cost:
         """Return the cost of the layer, with that of computing its output again."""
         return cost.with_second_forward() if self.recomputed else cost
-
-
-class TakesRecomputed:
-    """Mixin for layers whose inputs of `forward` may be `Recomputed`; others receive arrays.
-
-    Attributes
-    ----------
-    takes_recomputed : bool
-        False for a subclass that overrides `forward` or `backward`, unless it declares it.
-    saves_kept : bool
-        Whether `kept` of the only input is all that forward saves, so that this may be
-        `Regathered`.
-    """
-
-    takes_recomputed = saves_kept = False
-
-    def __init_subclass__(cls) -> None:
-        """Disable it for a subclass that overrides the computation."""
-        super().__init_subclass__()
-        if overrides(cls):
-            cls.takes_recomputed = vars(cls).get("takes_recomputed", False)
-
-
-def overrides(kind: type) -> bool:
-    """Return whether a class has a forward or backward pass of its own."""
-    return not {"forward", "backward"}.isdisjoint(vars(kind))
-
-
-def takes_recomputed(layer: Any) -> bool:
-    """Return whether inputs of a layer may be `Recomputed`."""
-    return isinstance(layer, TakesRecomputed) and layer.takes_recomputed
 
 
 def kept(x: Array | Recomputed) -> Any:

@@ -6,19 +6,19 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.initializers import Initializer, Uniform
 from pydtnn.layers.merge import Concat
 from pydtnn.layers.node import Node
-from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
+from pydtnn.layers.recomputed import Recomputed, kept, restored
 from pydtnn.layers.sequence import TakesLengths
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
-class RecurrentLayer(TakesRecomputed, TakesLengths):
+class RecurrentLayer(TakesLengths):
     """Base class of a recurrent layer that goes through sequences in one direction.
 
     Parameters
@@ -45,7 +45,8 @@ class RecurrentLayer(TakesRecomputed, TakesLengths):
     gates: ClassVar[int]
     operations: ClassVar[tuple[int, int]]  # per unit and step besides products, in each direction
     saves = ("input", "output")
-    new_output = new_gradient = takes_recomputed = True
+    new_results = RESULTS
+    supports = ("recomputed",)
 
     def __init__(
         self,

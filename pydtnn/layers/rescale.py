@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, StepContext
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.utils.validate import check_float
 
@@ -18,7 +18,8 @@ class Rescale(Layer):
     """
 
     saves = ()
-    may_overwrite_input = may_overwrite_dy = new_output = new_gradient = True
+    may_overwrite = ("input", "dy")
+    new_results = RESULTS
 
     def __init__(self, factor: float, *, name: str | None = None) -> None:
         super().__init__(name=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import NO_COST, Cost
 
 
@@ -14,7 +14,7 @@ class Identity(Layer):
 
     saves = ()
     views = ("output", "gradient")
-    takes_16_bits = only_kernels = True
+    supports = ("16 bits", "replay")
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Return the input."""
@@ -40,7 +40,7 @@ class Reshape(Layer):
 
     saves = ()
     views = ("output", "gradient")
-    takes_16_bits = only_kernels = True
+    supports = ("16 bits", "replay")
 
     def __init__(self, shape: tuple[int, ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -79,8 +79,6 @@ class Flatten(Reshape):
     exchanged.
     """
 
-    only_kernels = True
-
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__((-1,), name=name)
 
@@ -96,7 +94,8 @@ class Transpose(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(self, axes: tuple[int, ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -138,7 +137,8 @@ class Pad(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(self, padding: tuple[tuple[int, int], ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -192,7 +192,8 @@ class Slice(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(self, *slices: slice, name: str | None = None) -> None:
         super().__init__(name=name)

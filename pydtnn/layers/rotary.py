@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.utils.validate import check_float, check_int
 
@@ -37,7 +37,7 @@ class Rotary(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = True
+    new_results = RESULTS
     first_position = 0  # of this rank, if it has a part of the positions
 
     def __init__(self, heads: int, *, base: float = 10000.0, name: str | None = None) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 
@@ -78,7 +78,8 @@ class ClassToken(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = only_kernels = True
+    new_results = RESULTS
+    supports = ("replay",)
 
     def __init__(
         self, *, initializer: str | Initializer = "zeros", name: str | None = None
@@ -138,7 +139,9 @@ class PositionalEmbedding(Layer):
 
     saves = ()
     views = ("gradient",)
-    may_overwrite_input = new_output = only_kernels = True
+    may_overwrite = ("input",)
+    new_results = ("output",)
+    supports = ("replay",)
 
     def __init__(
         self, *, initializer: str | Initializer = "embedding", name: str | None = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.window import split_shape
 from pydtnn.utils.names import unknown
@@ -38,7 +38,7 @@ class Upsample(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = True
+    new_results = RESULTS
 
     def __init__(
         self,

@@ -247,6 +247,7 @@ def deliver(node: Node, state: BackwardPass, dxs: Any) -> None:
     if not node.layer.needs_dx:
         return
     graph, several = state.graph, dxs if isinstance(dxs, tuple) else (dxs,)
+    new = "gradient" in node.layer.new_results
     for position, (source, dx) in enumerate(zip(node.inputs, several, strict=True)):
         if source.index in graph.trained:
             if dx is None or dx.shape[1:] != source.shape:
@@ -258,14 +259,14 @@ def deliver(node: Node, state: BackwardPass, dxs: Any) -> None:
             passes = isinstance(dx, Deferred) and (
                 dx.array is not None  # the whole gradient, from `finish_backward`
                 or (
-                    source.layer.takes_deferred
+                    "deferred" in source.layer.supports
                     and len(source.consumers) == 1
                     and source not in graph.outputs  # whose gradient has another term
                 )
             )
             pitched = position in node.pitched
             dx = dx if passes or pitched else in_model_dtype(graph, node.layer.array(dx))
-            state.add(source, dx, new=node.layer.new_gradient and not pitched)
+            state.add(source, dx, new=new and not pitched)
 
 
 def in_model_dtype(graph: Graph, array: Value) -> Value:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.layers.activation import LeakyReLU, ReLU, ReLU6
-from pydtnn.layers.base import Finisher, computes_like
+from pydtnn.layers.base import Finisher, computes_like, toggled
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
@@ -152,7 +152,7 @@ def _grows(node: Node, extends: bool, normed: set[Node]) -> bool:
     small = 2 * sum(prod(source.shape) for source in others) < prod(node.shape)
     known = NormAddReLU in readers <= {NormAddReLU, Concat}
     later = [n.layer for reader in node.consumers for n in reader.consumers]
-    known = known and all(type(own) in DROPS or not own.takes_deferred for own in later)
+    known = known and all(type(own) in DROPS or "deferred" not in own.supports for own in later)
     return kept and small and known and not node.layer.backend.keeps_values
 
 
@@ -273,7 +273,8 @@ def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
         if conv and not conv.relu:
             conv.norm = norm
     layer.folded = tuple(conv if conv and conv.norm else None for conv in makers)
-    layer.new_gradient = _may_overwrite_gradient(node, layer)
+    new = _may_overwrite_gradient(node, layer)
+    layer.new_results = toggled(layer.new_results, "gradient", new)
 
 
 def _may_overwrite_gradient(node: Node, layer: NormAddReLU) -> bool:

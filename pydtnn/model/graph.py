@@ -12,7 +12,7 @@ from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
-from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
+from pydtnn.layers.recomputed import Recomputing
 from pydtnn.layers.reshape import Identity
 from pydtnn.model.partition.exchange import Exchange
 from pydtnn.model.parts import GraphPart, PartSizes, find_parts
@@ -259,8 +259,8 @@ class Graph:
         for node in self.nodes[len(self.inputs) :]:
             source = node.inputs[0]
             node.layer.overwrites_input = (
-                node.layer.may_overwrite_input
-                and source.layer.new_output
+                "input" in node.layer.may_overwrite
+                and "output" in source.layer.new_results
                 and "output" not in source.layer.saves
                 and len(source.consumers) == 1
                 and source not in self.outputs
@@ -275,7 +275,7 @@ class Graph:
                 len(node.consumers) > 1 or self._gives_up_gradient(node.consumers[0], owners)
             ):
                 owners.add(node)
-            node.layer.overwrites_dy = node.layer.may_overwrite_dy and node in owners
+            node.layer.overwrites_dy = "dy" in node.layer.may_overwrite and node in owners
 
     def _find_finishers(self) -> None:
         # Backward runs in reverse, so the first reader of an output is the last to contribute.
@@ -283,7 +283,7 @@ class Graph:
             layer = node.layer
             if isinstance(layer, Finisher):
                 first = node.inputs[0].consumers[0] is node
-                takes = layer.takes_deferred and layer.dtype == self.dtype
+                takes = "deferred" in layer.supports and layer.dtype == self.dtype
                 layer.finishes = first and layer.needs_dx and takes
 
     def _find_recomputed(self) -> None:
@@ -291,7 +291,7 @@ class Graph:
         for node in reversed(self.nodes):  # an exchange takes such outputs if its own is one
             if isinstance(node.layer, Recomputing):
                 node.layer.recomputed = (
-                    node.layer.recomputes
+                    "recomputing" in node.layer.supports
                     and node.index in self.trained
                     and "output" not in node.layer.saves
                     and node not in self.outputs
@@ -303,12 +303,12 @@ class Graph:
     @staticmethod
     def _gives_up_gradient(consumer: Node, owners: set[Node]) -> bool:
         passes = "gradient" in consumer.layer.views and len(consumer.inputs) == 1
-        return consumer.layer.new_gradient or (passes and consumer in owners)
+        return "gradient" in consumer.layer.new_results or (passes and consumer in owners)
 
 
 def _takes_output(layer: Layer, of: Layer) -> bool:
     """Return whether a layer takes the output of another one as `Recomputed`."""
     if isinstance(layer, Exchange):
-        return layer.recomputed and layer.takes_recomputed
-    kept = isinstance(layer, TakesRecomputed) and layer.saves_kept
-    return takes_recomputed(layer) and (kept or not isinstance(of, Exchange))
+        return layer.recomputed and "recomputed" in layer.supports
+    kept = "regathered" in layer.supports or not isinstance(of, Exchange)
+    return kept and "recomputed" in layer.supports

@@ -243,7 +243,7 @@ class Model(NotCallable, StoresArguments, Predictor):
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
-        self.penalised = any(node.layer.penalises for node in self.graph.nodes)
+        self.penalised = any("penalties" in node.layer.supports for node in self.graph.nodes)
         self.inputs = None
         self.mesh = mesh
         self.communicate: Communicate | None = None if mesh is None else mesh.communicate
@@ -806,7 +806,7 @@ def _is_unread(node: Node) -> bool:
     passes = isinstance(node.layer, Exchange) and node.layer.optional
     sources = (node, *node.inputs) if passes else (node,)
     return not any(
-        not source.layer.new_output
+        "output" not in source.layer.new_results
         or "output" in source.layer.saves
         or isinstance(source.layer, NormAddReLU)  # which keeps the values of an output
         or len(source.consumers) > (source is not node)

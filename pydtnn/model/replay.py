@@ -346,9 +346,9 @@ def _why_not(model: Model) -> str:
     if model.penalised or model.graph.hooks:
         return "layers add losses or round at random"
     for layer in model.layers:
-        if not layer.only_kernels:
+        if not layer.can_replay():
             return (
-                f"{layer.name}: {type(layer).__name__} does not declare that it is `only_kernels`"
+                f'{layer.name}: {type(layer).__name__} does not declare that it supports "replay"'
             )
         if _is_patched(layer):
             return f"{layer.name}: a pass of {type(layer).__name__} was replaced"

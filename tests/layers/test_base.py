@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pydtnn import layers as nn
 from pydtnn.model import Model
@@ -71,3 +72,37 @@ def test_frozen_layers_pass_gradients_on_and_cost_less(kind):
     y, saved = model.forward(np.ones((2, *shape)), nn.StepContext(training=True))
     model.backward(np.ones_like(y), saved)
     assert model.parameters["before.w"].grad.any()
+
+
+class Former(nn.ReLU):
+    takes_16_bits, new_output, only_kernels, may_overwrite_dy = False, True, True, False
+
+
+def test_former_flags_of_layers_are_what_a_layer_declares_now():
+    assert set(Former.supports) == {"replay", "recomputing"}
+    assert (Former.new_results, Former.may_overwrite) == (("gradient", "output"), ("input",))
+    layer = Former()
+    layer.penalises = True
+    assert "penalties" in layer.supports
+    assert layer.penalises
+    assert not Former.penalises
+    with pytest.raises(TypeError, match=r"^Wrong: only_kernels must be a bool; set supports in b"):
+        type("Wrong", (nn.Layer,), {"only_kernels": property(lambda self: True)})
+
+
+def test_a_subclass_that_overrides_a_pass_is_neither_repeated_nor_recomputed_unless_it_says_so():
+    class Options(nn.GELU):
+        def cost(self, batch: int) -> nn.Cost:
+            return super().cost(2 * batch)
+
+    class Helper(nn.GELU):
+        def _apply(self, x: Any, out: Any) -> Any:
+            return super()._apply(x, out)
+
+    class Pass(nn.GELU):
+        def backward(self, dy: Any, saved: Any) -> Any:
+            return super().backward(dy, saved)
+
+    assert Options.supports == nn.GELU.supports == ("16 bits", "recomputing", "replay")
+    assert Helper.supports == ("16 bits", "recomputing")
+    assert Pass.supports == ("16 bits",)

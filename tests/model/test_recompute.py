@@ -208,7 +208,7 @@ class Doubled(Layer):
     """Saves nothing, and notes how many outputs of such layers exist."""
 
     saves = ()
-    new_output = True
+    new_results = ("output",)
 
     def __init__(self, outputs: list[weakref.ref], alive: list[int]) -> None:
         super().__init__()

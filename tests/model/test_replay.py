@@ -149,7 +149,7 @@ def test_layers_of_users_run_by_the_loops():
         net = lambda layer=layer: nn.Sequential(nn.Flatten(), layer(), nn.Linear(10))  # noqa: E731
         assert_same(net, repeated=0)
     trainer, _ = train(lambda: nn.Sequential(nn.Flatten(), Doubled(), nn.Linear(10)))
-    assert "Doubled does not declare that it is `only_kernels`" in trainer.steps.replays.why_not
+    assert 'Doubled does not declare that it supports "replay"' in trainer.steps.replays.why_not
     assert trainer.steps.replays.repeated == 0
 
 
@@ -190,7 +190,7 @@ def test_a_pass_that_was_replaced_runs_by_the_loops(own, monkeypatch):
 class Scaled(nn.ReLU):
     """A layer of a user that calls kernels only, in a method of its own."""
 
-    only_kernels = True
+    supports = ("replay",)
 
     def forward(self, *xs, context):
         return self.begin(*xs, context=context)

@@ -40,7 +40,6 @@ from pydtnn.layers.recomputed import (
     Recomputed,
     Recomputing,
     Regathered,
-    TakesRecomputed,
     kept,
     restored,
 )
@@ -79,7 +78,7 @@ def describe_state(state: State, axes: int) -> str:
     return names.get(state.dim, f"axis {state.dim}")
 
 
-class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
+class Exchange(OnlyCommunicating, Recomputing, Layer):
     """Change the layout of an array along one axis of the mesh.
 
     Parameters
@@ -106,7 +105,7 @@ class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
     """
 
     saves = ()
-    takes_16_bits = True
+    supports = ("16 bits",)
     optional = False
 
     def __init__(
@@ -123,18 +122,20 @@ class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
         self.axis, self.before, self.after = axis, before, after
         self.place, self.ranks = position[axis], ranks
         same = before is Spread.WHOLE and after is Spread.PARTIAL
-        self.new_output = not same
         passes = before is Spread.PARTIAL and after is Spread.WHOLE
-        self.new_gradient = not passes
-        self.views = (*(["output"] if same else []), *(["gradient"] if passes else []))
-        self.may_overwrite_input = before is Spread.PARTIAL and not isinstance(after, Cut)
-        self.may_overwrite_dy = after is Spread.PARTIAL and not isinstance(before, Cut)
+        views = {"output": same, "gradient": passes}
+        self.views = tuple(result for result, is_view in views.items() if is_view)
+        self.new_results = tuple(result for result, is_view in views.items() if not is_view)
+        over_input = before is Spread.PARTIAL and not isinstance(after, Cut)
+        over_dy = after is Spread.PARTIAL and not isinstance(before, Cut)
+        self.may_overwrite = (*["input"] * over_input, *["dy"] * over_dy)
 
     def build(self, *shapes: Shape) -> Shape:
         """Return the shape of this rank's part."""
         shape = list(self.single(shapes))
-        if isinstance(self.before, Cut) and not isinstance(self.after, Cut):  # of a sequence?
-            self.recomputes = self.takes_recomputed = self.before.dim == 0 and len(shape) == 2
+        gathers = isinstance(self.before, Cut) and not isinstance(self.after, Cut)
+        if gathers and self.before.dim == 0 and len(shape) == 2:  # a sequence
+            self.supports = (*self.supports, "recomputed", "recomputing")
         if isinstance(self.before, Cut) and self.before.dim != SAMPLES:
             shape[self.before.dim] = self.before.length
         if isinstance(self.after, Cut) and self.after.dim != SAMPLES:

@@ -44,7 +44,7 @@ class RingAttention(Communicating, DotProductAttention):
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
 
-    takes_16_bits = False  # results with several blocks are rounded once
+    supports = ()  # results with several blocks are rounded once
 
     def __init__(self, attention: DotProductAttention, cut: Cut) -> None:
         options: dict[str, Any] = {"causal": attention.causal, "dropout": attention.dropout}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydtnn.kernels import Backend, Deferred, Term
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.cost import Cost
@@ -107,7 +107,8 @@ class HaloExchange(OnlyCommunicating, Layer):
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_results = RESULTS
+    supports = ("16 bits",)
 
     def __init__(
         self,

@@ -7,49 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.utils.lazy import Named, lazy
+from pydtnn.utils.lazy import Named, homes, lazy
 from pydtnn.utils.registry import Registry
 
 if TYPE_CHECKING:
-    from pydtnn.parallel.exchange import AllReduce
-    from pydtnn.parallel.schemes.diloco import DiLoCo, StreamingDiLoCo
-    from pydtnn.parallel.schemes.elastic import ElasticAveraging
-    from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
-    from pydtnn.parallel.schemes.hierarchical import Hierarchical
-    from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
-    from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam
-    from pydtnn.parallel.schemes.parameter_server import ParameterServer
-    from pydtnn.parallel.schemes.push_sum import GradientPush
-    from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
-    from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
-    from pydtnn.parallel.schemes.slow_momentum import SlowMo
-    from pydtnn.parallel.schemes.stale import StaleGradients
-    from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous
-
-__all__ = [
-    "GRAPHS",
-    "SCHEMES",
-    "AllReduce",
-    "DiLoCo",
-    "ElasticAveraging",
-    "Gossip",
-    "GradientPush",
-    "Hierarchical",
-    "LocalSGD",
-    "OneBitAdam",
-    "ParameterServer",
-    "Partition",
-    "PostLocalSGD",
-    "ShardedGradients",
-    "ShardedOptimizer",
-    "ShardedParameters",
-    "SlowMo",
-    "StaleGradients",
-    "StaleSynchronous",
-    "StreamingDiLoCo",
-    "create_scheme",
-    "swap",
-]
+    from pydtnn.parallel.exchange import AllReduce as AllReduce
+    from pydtnn.parallel.schemes.diloco import DiLoCo as DiLoCo
+    from pydtnn.parallel.schemes.diloco import StreamingDiLoCo as StreamingDiLoCo
+    from pydtnn.parallel.schemes.elastic import ElasticAveraging as ElasticAveraging
+    from pydtnn.parallel.schemes.gossip import GRAPHS as GRAPHS
+    from pydtnn.parallel.schemes.gossip import Gossip as Gossip
+    from pydtnn.parallel.schemes.gossip import swap as swap
+    from pydtnn.parallel.schemes.hierarchical import Hierarchical as Hierarchical
+    from pydtnn.parallel.schemes.local_sgd import LocalSGD as LocalSGD
+    from pydtnn.parallel.schemes.local_sgd import PostLocalSGD as PostLocalSGD
+    from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam as OneBitAdam
+    from pydtnn.parallel.schemes.parameter_server import ParameterServer as ParameterServer
+    from pydtnn.parallel.schemes.push_sum import GradientPush as GradientPush
+    from pydtnn.parallel.schemes.sharded import Partition as Partition
+    from pydtnn.parallel.schemes.sharded import ShardedOptimizer as ShardedOptimizer
+    from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients as ShardedGradients
+    from pydtnn.parallel.schemes.sharded_parameters import ShardedParameters as ShardedParameters
+    from pydtnn.parallel.schemes.slow_momentum import SlowMo as SlowMo
+    from pydtnn.parallel.schemes.stale import StaleGradients as StaleGradients
+    from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous as StaleSynchronous
 
 SCHEMES = Named(
     __name__,
@@ -105,3 +86,4 @@ def create_scheme(
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = lazy(__name__)
+    __all__ = ["SCHEMES", "create_scheme", *homes(__name__)]

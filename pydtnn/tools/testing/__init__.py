@@ -48,8 +48,8 @@ def check_layer(
     numbers depend on the context only. The gradients of inputs and parameters agree with central
     differences in float64. Two forward passes can be in flight. Gradients accumulate. The halves of
     backward, if a layer has them, add up to it. Arrays are not overwritten without permission.
-    `saves`, `new_output`, `new_gradient`, `views`, `may_overwrite_input` and `may_overwrite_dy` are
-    true. A batch may be empty. float32 and bfloat16 agree with float64 within their precision.
+    `saves`, `new_results`, `views` and `may_overwrite` are true. A batch may be empty. float32 and
+    bfloat16 agree with float64 within their precision.
 
     Parameters
     ----------

@@ -191,18 +191,18 @@ def check_saves(case: LayerCase) -> None:
 
 
 def check_new_output(case: LayerCase) -> None:
-    """Check `new_output`, and `views` of the output."""
+    """Check `new_results` and `views` of the output."""
     y, _ = case.forward(case.xs)
-    if case.layer.new_output:
+    if "output" in case.layer.new_results:
         for i, x in enumerate(case.xs):
             if _shares(case, y, x):
-                raise case.fail(f"the output shares memory with input {i}, despite `new_output`")
+                raise case.fail(f"the output shares memory with input {i}, despite `new_results`")
     if "output" in case.layer.views and not _is_view(case, y, case.xs[0]):
         raise case.fail('the output is not a view of the input, despite "output" in `views`')
 
 
 def check_new_gradient(case: LayerCase) -> None:
-    """Check `new_gradient`, and `views` of the gradient."""
+    """Check `new_results` and `views` of the gradient."""
     layer, dy = case.layer, case.dy.copy()
     y, saved = layer.forward(*case.xs, context=case.context(len(dy)))
     stored = (array for p in layer.parameters for array in (p.master, p.grad))
@@ -211,10 +211,10 @@ def check_new_gradient(case: LayerCase) -> None:
     dxs = result if isinstance(result, tuple) else (result,)
     for i, dx in enumerate(dxs):
         others = [*given, *dxs[:i]]
-        if layer.new_gradient and any(_shares(case, dx, other) for other in others):
+        if "gradient" in layer.new_results and any(_shares(case, dx, other) for other in others):
             raise case.fail(
                 f"the gradient of input {i} shares memory with an argument or with another "
-                "gradient, despite `new_gradient`"
+                "gradient, despite `new_results`"
             )
         if "gradient" in layer.views and not _is_view(case, dx, dy):
             raise case.fail('the gradient is not a view of dy, despite "gradient" in `views`')
@@ -223,8 +223,8 @@ def check_new_gradient(case: LayerCase) -> None:
 def check_overwriting(case: LayerCase) -> None:
     """Check that in-place computation, if declared, is used and does not change results."""
     layer, want = case.layer, case.run(case.xs, case.dy)
-    for over_input in {False, layer.may_overwrite_input}:
-        for over_dy in {False, layer.may_overwrite_dy}:
+    for over_input in {False, "input" in layer.may_overwrite}:
+        for over_dy in {False, "dy" in layer.may_overwrite}:
             xs, dy = tuple(x.copy() for x in case.xs), case.dy.copy()
             layer.overwrites_input, layer.overwrites_dy = over_input, over_dy
             try:

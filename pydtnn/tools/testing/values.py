@@ -136,7 +136,7 @@ def check_halves(case: LayerCase) -> None:
     (dx,) = model.backward_shards([case.dy.copy()], [residuals], accumulate=True, inputs_only=True)
     dxs = dx if isinstance(dx, tuple) else (dx,)
     own = tuple(one.copy() for one in dxs)
-    for one in dxs if layer.new_gradient else ():
+    for one in dxs if "gradient" in layer.new_results else ():
         one[...] = np.nan  # the layer before may overwrite it
     model.backward_parameters(residuals, accumulate=True)
     grads = {name: p.grad.copy() for name, p in model.parameters.items()}
@@ -189,7 +189,7 @@ def _check_narrow(case: LayerCase, dtype: str, tolerance: float) -> None:
 
 
 def _check_types(case: LayerCase, model: Model, xs: tuple[Array, ...], dy: Array) -> None:
-    """Check the dtype of results: that of the arguments, float32 without `takes_16_bits`."""
+    """Check the dtype of results: that of the arguments, float32 without support of "16 bits"."""
     layer = model.layers[0]
     given = [layer.accept(x.copy()) for x in xs]
     y, saved = layer.forward(*given, context=case.context(len(dy)))

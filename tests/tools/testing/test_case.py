@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.layers import Add, BatchNorm, Dropout, Layer, Linear, ReLU, Sigmoid, StepContext
+from pydtnn.layers.base import RESULTS
 from pydtnn.model import Model
 from pydtnn.tools.testing import check_layer
 from pydtnn.tools.testing.__main__ import main
@@ -21,8 +22,8 @@ class Square(Layer):
     """A correct layer that declares everything; the broken ones below differ in one thing."""
 
     saves: tuple[str, ...] = ("input",)
-    new_output = new_gradient = True
-    may_overwrite_dy = True
+    new_results = RESULTS
+    may_overwrite = ("dy",)
 
     def forward(self, *xs: Any, context: StepContext) -> Any:
         return xs[0] ** 2, xs[0]
@@ -37,7 +38,7 @@ class Plain(Square):
     """The same without declarations."""
 
     saves = ("input", "output")
-    new_output = new_gradient = may_overwrite_dy = False
+    new_results = may_overwrite = ()
 
 
 class WrongBehindReLU(Plain):
@@ -207,7 +208,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     ),
     (
         mine(
-            may_overwrite_input=True,
+            may_overwrite=("input",),
             forward=lambda self, *xs, context: (xs[0].copy(), np.square(xs[0], out=xs[0]))[::-1],
         ),
         IMAGE,
@@ -219,15 +220,20 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (
         mine(y=lambda self, x: x, dx=lambda self, dy, x: dy * 1),
         IMAGE,
-        "the output shares memory with input 0, despite `new_output`",
+        "the output shares memory with input 0, despite `new_results`",
     ),
     (
-        mine(may_overwrite_dy=False, y=lambda self, x: x * 1, dx=lambda self, dy, x: dy),
+        mine(may_overwrite=(), y=lambda self, x: x * 1, dx=lambda self, dy, x: dy),
         IMAGE,
-        "the gradient of input 0 shares memory .* despite `new_gradient`",
+        "the gradient of input 0 shares memory .* despite `new_results`",
     ),
     (
-        mine(base=Add, new_gradient=True, views=(), dx=lambda self, dy, x: (dy.copy(),) * 2),
+        mine(
+            base=Add,
+            new_results=("output", "gradient"),
+            views=(),
+            dx=lambda self, dy, x: (dy.copy(),) * 2,
+        ),
         IMAGE * 2,
         "the gradient of input 1 shares memory .* or with another",
     ),
@@ -238,7 +244,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
         "backward must overwrite dy if `overwrites_dy",
     ),
     (  # its derivative needs the input, which it says may be overwritten
-        mine(may_overwrite_input=True, y=lambda self, x: np.square(x, out=self.output_like(x))),
+        mine(may_overwrite=("input",), y=lambda self, x: np.square(x, out=self.output_like(x))),
         IMAGE,
         "the gradient of input 0 is wrong when it may overwrite input",
     ),
@@ -250,11 +256,11 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (mine(y=lambda self, x: x**2 * np.float64(1)), IMAGE, "returns float64 in a float32 model"),
     (mine(y=shifted(1e5)), IMAGE, "the output is wrong in float32"),
     (
-        mine(takes_16_bits=True, y=lambda self, x: x * np.float32(1) * x),
+        mine(supports=("16 bits",), y=lambda self, x: x * np.float32(1) * x),
         IMAGE,
         "forward returns float32 in a bfloat16 model",
     ),
-    (mine(takes_16_bits=True, y=shifted(100)), IMAGE, "the output is wrong in bfloat16"),
+    (mine(supports=("16 bits",), y=shifted(100)), IMAGE, "the output is wrong in bfloat16"),
     (WrongInEvaluation(), ((4,),), "WrongInEvaluation in evaluation: the gradient of input 0"),
 ]
 

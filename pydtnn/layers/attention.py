@@ -13,7 +13,7 @@ from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.node import Node
-from pydtnn.layers.sequence import TakesLengths
+from pydtnn.layers.sequence import TakesLengths, sequence_inputs
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
@@ -201,12 +201,7 @@ class MultiHeadAttention(Block):
 
     def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect the projections and the attention; a second use shares their parameters."""
-        shapes = " and ".join(str(node.shape) for node in inputs)
-        if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:
-            raise ValueError(
-                "MultiHeadAttention: expected one input of shape (T, D), and lengths of shape (1,) "
-                f"if they differ, got {shapes}"
-            )
+        sequence_inputs("MultiHeadAttention", inputs, "(T, D)")
         x, *lengths = inputs
         features = x.shape[-1]
         if features % self.heads:

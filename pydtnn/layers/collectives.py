@@ -17,7 +17,7 @@ Sums are added in the order of the ranks, so all ranks compute the same bytes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -151,15 +151,10 @@ class AllGather(Collective):
         whole = np.empty_like(own, shape=shape)
         # parts of the first axis are contiguous in the result
         received = {
-            r: whole[parts[r]] if self.dim == 0 else np.empty_like(own, shape=shape_of(whole, p))
-            for r, p in enumerate(parts)
-            if r != group.rank
+            r: whole[parts[r]] if self.dim == 0 else np.empty_like(own, shape=part)
+            for r, part in ((r, shape_of(whole, parts[r])) for r in others)
         }
-        request = group.exchange(
-            [(own.reshape(-1), r) for r in others],
-            [(received[r].reshape(-1), r) for r in others],
-            tag,
-        )
+        request = exchange(group, dict.fromkeys(others, own), received, tag)
 
         def finish() -> Array:
             whole[parts[group.rank]] = own
@@ -188,11 +183,7 @@ class ReduceScatter(Collective):
         parts, others = parts_of(self.bounds, self.dim), other_ranks(group)
         own = self.array[parts[group.rank]].copy()
         received = {r: np.empty_like(own) for r in others}
-        request = group.exchange(
-            [(contiguous(self.array[parts[r]]).reshape(-1), r) for r in others],
-            [(received[r].reshape(-1), r) for r in others],
-            tag,
-        )
+        request = exchange(group, {r: self.array[parts[r]] for r in others}, received, tag)
 
         def finish() -> Array:
             received[group.rank] = own
@@ -238,11 +229,7 @@ class Redistribute(Collective):
             blocks, places = parts_of(cuts, to), parts_of(bounds, dim)
         others = other_ranks(group)
         received = {r: np.empty_like(result, shape=shape_of(result, places[r])) for r in others}
-        request = group.exchange(
-            [(contiguous(self.array[blocks[r]]).reshape(-1), r) for r in others],
-            [(received[r].reshape(-1), r) for r in others],
-            tag,
-        )
+        request = exchange(group, {r: self.array[blocks[r]] for r in others}, received, tag)
 
         def finish() -> Array:
             result[places[group.rank]] = self.array[blocks[group.rank]]
@@ -287,6 +274,17 @@ class Messages(Collective):
 def contiguous(array: Array) -> Array:
     """Return the array itself if its elements are contiguous in C order, otherwise a copy."""
     return array if array.flags.c_contiguous else array.copy()
+
+
+def exchange(
+    group: AxisGroup, sends: Mapping[int, Array], receives: Mapping[int, Array], tag: int
+) -> Request:
+    """Start to send an array to each of some ranks, and to receive one of each of some."""
+    return group.exchange(
+        [(contiguous(array).reshape(-1), r) for r, array in sends.items()],
+        [(array.reshape(-1), r) for r, array in receives.items()],
+        tag,
+    )
 
 
 def parts_of(bounds: Sequence[int], dim: int) -> list[tuple[slice, ...]]:

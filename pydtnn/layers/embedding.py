@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, toggle
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.recomputed import Recomputed, kept, restored
+from pydtnn.layers.sequence import whole_numbers
 from pydtnn.utils.validate import check_int
 
 
@@ -101,7 +101,9 @@ class Embedding(Layer):
         if self.gives_logits:
             self.backend.linear.forward(_rows(self.array(x)), self.w.value, None, out=_rows(y))
             return y, kept(x)
-        rows, here = self._own_rows(self._checked(self.array(x), context.samples))
+        last = self.tokens - 1
+        tokens = whole_numbers(self, "tokens", self.array(x), last, context.samples)
+        rows, here = self._own_rows(tokens)
         self.backend.linear.take_rows(self.w.value, rows, out=_rows(y))
         if here is not None:
             self.xp.multiply(_rows(y), here, out=_rows(y))
@@ -152,22 +154,6 @@ class Embedding(Layer):
         rows = tokens - self.own.start
         inside = (rows >= 0) & (rows < self.w.shape[0])
         return self.xp.where(inside, rows, 0), inside[:, None].astype(self.dtype)
-
-    def _checked(self, x: Array, samples: Any) -> Array:
-        """Return tokens as int64 ``(N * ...,)``."""
-        flat = x.reshape(-1)
-        with np.errstate(invalid="ignore"):  # NaN is found below
-            rows = flat.astype("int64")
-        wrong = (rows != flat) | (rows < 0) | (rows >= self.tokens)
-        if self.backend.has_values and wrong.any():
-            at = int(wrong.argmax())
-            row, position = divmod(at, max(flat.size // max(len(x), 1), 1))
-            sample = row if samples is None else int(samples[row])
-            raise self.fail(
-                f"tokens must be whole numbers in 0..{self.tokens - 1}, got {float(flat[at]):g} at "
-                f"position {position} of sample {sample}"
-            )
-        return rows
 
 
 def _rows(x: Array) -> Array:

@@ -72,36 +72,14 @@ class FusedConv2d(Conv2d, Finisher):
         return type(self) is FusedConv2d and not self.constant
 
     def __init__(self, conv: Conv2d) -> None:
-        super().__init__(
-            conv.filters,
-            conv.kernel,
-            stride=conv.stride,
-            padding=conv.padding,
-            dilation=conv.dilation,
-            groups=conv.groups,
-            bias=conv.bias,
-            initializer=conv.initializer,
-            bias_initializer=conv.bias_initializer,
-            name=conv.name,
-        )
-        self.adds_bias, self.source, self.batch_part = conv.adds_bias, conv.source, conv.batch_part
-        if conv.bound:
-            self._share(conv)
+        own = ("_arguments", "forward", "backward")  # not those of this class
+        vars(self).update({name: it for name, it in vars(conv).items() if name not in own})
         self.replaced = type(conv)
         self.relu = False
         self.absorbed: tuple[str, ...] = ()
         self.norm: BatchNorm | None = None
         self.constant = False
         self.evaluation = Evaluation()
-
-    def _share(self, conv: Conv2d) -> None:
-        """Take the device, the shapes and the parameters of a layer that has been built."""
-        self.backend, self.dtype = conv.backend, conv.dtype
-        self.input_shapes, self.output_shape = conv.input_shapes, conv.output_shape
-        self.parameters, self.statistics = conv.parameters, conv.statistics
-        self.geometry, self.w, self.bound = conv.geometry, conv.w, True
-        if conv.bias:
-            self.b = conv.b
 
     def absorb_relu(self, name: str) -> None:
         """Fuse the following ReLU, of this name."""

@@ -14,7 +14,7 @@ from pydtnn.layers.initializers import Initializer, Uniform
 from pydtnn.layers.merge import Concat
 from pydtnn.layers.node import Node
 from pydtnn.layers.recomputed import Recomputed, kept, restored
-from pydtnn.layers.sequence import TakesLengths
+from pydtnn.layers.sequence import TakesLengths, sequence_inputs
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
@@ -311,12 +311,7 @@ class Recurrent(Block):
 
     def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect layers and directions; a second use shares their parameters."""
-        shapes = " and ".join(str(node.shape) for node in inputs)
-        if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:
-            raise ValueError(
-                f"{type(self).__name__}: expected one input of shape (T, features), and lengths of "
-                f"shape (1,) if they differ, got {shapes}"
-            )
+        sequence_inputs(type(self).__name__, inputs, "(T, features)")
         self._stack = self._stack or [self._directions(i) for i in range(self.layers)]
         x, *lengths = inputs
         for i, directions in enumerate(self._stack):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from pydtnn.kernels import Backend
@@ -9,6 +12,46 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
+from pydtnn.layers.node import Node
+
+
+def whole_numbers(layer: Layer, what: str, given: Array, most: int, samples: Any) -> Array:
+    """Return an input as flat int64.
+
+    Raises
+    ------
+    ValueError
+        If one is not a whole number in 0..most: with the sample and the value.
+    """
+    flat = given.reshape(-1)
+    with np.errstate(invalid="ignore"):  # NaN is found below
+        numbers = flat.astype("int64")
+    wrong = (numbers != flat) | (numbers < 0) | (numbers > most)
+    if layer.backend.has_values and wrong.any():
+        at = int(wrong.argmax())
+        row, position = divmod(at, max(flat.size // max(len(given), 1), 1))
+        place = f"at position {position} " if given.shape[1:] != (1,) else ""
+        sample = row if samples is None else int(samples[row])
+        raise layer.fail(
+            f"{what} must be whole numbers in 0..{most}, got {float(flat[at]):g} {place}of sample "
+            f"{sample}"
+        )
+    return numbers
+
+
+def sequence_inputs(who: str, inputs: Sequence[Node], shape: str) -> None:
+    """Check the inputs of a block: a sequence, and lengths if they differ.
+
+    Raises
+    ------
+    ValueError
+    """
+    if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:
+        shapes = " and ".join(str(node.shape) for node in inputs)
+        raise ValueError(
+            f"{who}: expected one input of shape {shape}, and lengths of shape (1,) if they "
+            f"differ, got {shapes}"
+        )
 
 
 class TakesLengths(Layer):
@@ -40,19 +83,7 @@ class TakesLengths(Layer):
         ValueError
             If one is not a whole number in 0..T: with the sample and the value.
         """
-        flat = given.reshape(-1)
-        with np.errstate(invalid="ignore"):  # NaN is found below
-            lengths = flat.astype("int64")
-        most = self.input_shapes[0][0]
-        wrong = (lengths != flat) | (lengths < 0) | (lengths > most)
-        if self.backend.has_values and wrong.any():
-            row = int(wrong.argmax())
-            sample = row if context.samples is None else int(context.samples[row])
-            raise self.fail(
-                f"lengths must be whole numbers in 0..{most}, got {float(flat[row]):g} of sample "
-                f"{sample}"
-            )
-        return lengths
+        return whole_numbers(self, "lengths", given, self.input_shapes[0][0], context.samples)
 
     def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         """Draw lengths, or the first input."""

@@ -36,31 +36,36 @@ class LossySums(Sums):
 
     Attributes
     ----------
-    group : Communicator
-        A copy of `comm` with separate messages; from the first `prepare` to `free`.
+    groups : list of Communicator
+        Copies of `comm` with separate messages, from the first `prepare` to `free`; as many as
+        `orders`, in each of which all ranks start their messages in the same order.
     steps : dict of int to int
         Number of times each bucket has been sent, by its index.
     """
 
     capturable = False
     keeps_gradients = True
+    orders = 1
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm)
-        self.group = comm
+        self.groups: list[Communicator] = []
         self.steps: dict[int, int] = {}
+
+    @property
+    def group(self) -> Communicator:
+        """The first of the groups."""
+        return self.groups[0]
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Start at step 0. Collective: all ranks call it."""
-        if self.group is self.comm:
-            self.group = self.comm.split(0)
+        self.groups = self.groups or [self.comm.split(0) for _ in range(self.orders)]
         self.steps = {bucket.index: 0 for bucket in buckets}
 
     def free(self) -> None:
-        """Free the group. Collective: all ranks call it."""
-        if self.group is not self.comm:
-            self.group.free()
-            self.group = self.comm
+        """Free the groups. Collective: all ranks call it."""
+        while self.groups:
+            self.groups.pop().free()
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""

@@ -193,32 +193,21 @@ class PowerSGD(LossySums):
     Distributed Optimization", NeurIPS 2019, algorithms 1 and 2.
     """
 
+    orders = 2  # first and second messages of several buckets are pending at the same time
+
     def __init__(self, comm: Communicator, *, rank: int = 2, seed: int = 0) -> None:
         super().__init__(comm)
         self.rank = rank
         self.seed = seed
-        self.seconds: Communicator = self.comm
         self._queue = Queue()
         self._buckets: dict[int, _Bucket] = {}
         self._last: dict[int, Request] = {}
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Initialize errors with 0. Collective: all ranks call it."""
-        is_new = self.group is self.comm
         super().prepare(buckets)
-        if is_new:
-            # First and second messages of several buckets are pending at the same time, and
-            # each of the two kinds is ordered separately.
-            self.seconds = self.comm.split(0)
         self._buckets = {b.index: _Bucket(b, self.rank, self.seed, self.comm.size) for b in buckets}
         self._last.clear()
-
-    def free(self) -> None:
-        """Free the groups. Collective: all ranks call it."""
-        super().free()
-        if self.seconds is not self.comm:
-            self.seconds.free()
-            self.seconds = self.comm
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the names and arrays of the error and the last `q` of each matrix."""
@@ -243,6 +232,6 @@ class PowerSGD(LossySums):
         yield self.group.iallreduce(bucket.first)
         with np.errstate(all="ignore"):
             bucket.fill_second()
-        yield self.seconds.iallreduce(bucket.second)
+        yield self.groups[1].iallreduce(bucket.second)
         with np.errstate(all="ignore"):
             bucket.finish(grads)

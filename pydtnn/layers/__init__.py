@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from pydtnn.utils.lazy import homes, lazy
 
 if TYPE_CHECKING:
+    __all__: list[str]
     from pydtnn.layers.activation import ELU as ELU
     from pydtnn.layers.activation import GELU as GELU
     from pydtnn.layers.activation import Activation as Activation

@@ -32,9 +32,9 @@ class Activation(Recomputing, Layer):
     kernel: str
     operations: ClassVar[tuple[int, int]] = (1, 1)
     alpha: float = 0.0
-    may_overwrite = ("dy",)
+    may_overwrite: tuple[str, ...] = ("dy",)
     new_results = RESULTS
-    supports = ("16 bits", "recomputing", "replay")
+    supports: tuple[str, ...] = ("16 bits", "recomputing", "replay")
 
     def __init_subclass__(cls) -> None:
         """Set `saves` and `may_overwrite` from the array that backward reads."""
@@ -202,10 +202,10 @@ class Softmax(Layer):
     The losses of `pydtnn.losses` take logits, so a classifier does not end with this layer.
     """
 
-    saves = ("output",)
-    may_overwrite = ("input", "dy")
+    saves: tuple[str, ...] = ("output",)
+    may_overwrite: tuple[str, ...] = ("input", "dy")
     new_results = RESULTS
-    supports = ("16 bits",)
+    supports: tuple[str, ...] = ("16 bits",)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Normalise the exponentials of each row."""

@@ -48,9 +48,9 @@ class DotProductAttention(TakesLengths):
     "FlashAttention", NeurIPS 2022, for what is saved: a number per row instead of the weights.
     """
 
-    saves = ("input", "output")
+    saves: tuple[str, ...] = ("input", "output")
     new_results = RESULTS
-    supports = ("16 bits",)
+    supports: tuple[str, ...] = ("16 bits",)
 
     first_head = 0  # of this rank, if it has a part of the heads
 

@@ -84,7 +84,7 @@ class StepContext:
         return not self.training and not self.differentiable
 
 
-RESULTS = ("output", "gradient")
+RESULTS: tuple[str, ...] = ("output", "gradient")
 """The results of a layer's forward and backward."""
 
 FORMER = {

@@ -20,7 +20,7 @@ class _Conv(Layer):
     axes: ClassVar[int]
     saves: tuple[str, ...] = ("input",)
     new_results = RESULTS
-    supports = ("16 bits",)
+    supports: tuple[str, ...] = ("16 bits",)
     adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init_subclass__(cls) -> None:
@@ -174,4 +174,4 @@ class Conv2d(_Conv):
     """
 
     axes = 2
-    supports = ("16 bits", "replay")
+    supports: tuple[str, ...] = ("16 bits", "replay")

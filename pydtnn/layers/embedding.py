@@ -47,9 +47,9 @@ class Embedding(Layer):
         In `forward`, if a number is not a token: with the sample, the position and the value.
     """
 
-    saves = ("input",)
+    saves: tuple[str, ...] = ("input",)
     new_results = RESULTS
-    supports = ("recomputed",)
+    supports: tuple[str, ...] = ("recomputed",)
     own: slice | None = None  # the tokens of this rank; the vectors of others are 0
 
     def __init__(

@@ -87,7 +87,7 @@ class Experts(Layer):
     2024, section 2.1 (gated; no token is dropped).
     """
 
-    saves = ("input",)
+    saves: tuple[str, ...] = ("input",)
     new_results = RESULTS
 
     def __init__(

@@ -65,7 +65,7 @@ class FusedConv2d(Conv2d, Finisher):
         How the input is computed, for the cost. Set by the fusion pass.
     """
 
-    supports = ("16 bits", "deferred")
+    supports: tuple[str, ...] = ("16 bits", "deferred")
 
     def can_replay(self) -> bool:
         """Return whether filters are not folded in training, which is done by the array module."""

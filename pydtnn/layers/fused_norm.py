@@ -62,10 +62,10 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
 
-    saves = ("input",)
-    may_overwrite = ("dy",)
+    saves: tuple[str, ...] = ("input",)
+    may_overwrite: tuple[str, ...] = ("dy",)
     new_results = RESULTS
-    supports = ("16 bits", "deferred")
+    supports: tuple[str, ...] = ("16 bits", "deferred")
 
     def can_replay(self) -> bool:
         """Return whether no norm is frozen, whose coefficients the array module computes."""

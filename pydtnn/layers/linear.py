@@ -25,9 +25,9 @@ class Linear(Layer):
     Input ``(N, ..., I)``, output ``(N, ..., O)``, parameters ``w (O, I)`` and ``b (O,)``.
     """
 
-    saves = ("input",)
+    saves: tuple[str, ...] = ("input",)
     new_results = RESULTS
-    supports = ("16 bits", "recomputed", "regathered", "replay")
+    supports: tuple[str, ...] = ("16 bits", "recomputed", "regathered", "replay")
     adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init__(

@@ -116,10 +116,10 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
     Ioffe and Szegedy, "Batch Normalization", 2015, algorithm 1.
     """
 
-    saves = ("input",)
-    may_overwrite = ("dy",)
+    saves: tuple[str, ...] = ("input",)
+    may_overwrite: tuple[str, ...] = ("dy",)
     new_results = RESULTS
-    supports = ("16 bits",)
+    supports: tuple[str, ...] = ("16 bits",)
 
     def __init__(
         self, *, momentum: float = 0.1, epsilon: float = 1e-5, name: str | None = None
@@ -262,10 +262,10 @@ class GroupNorm(Recomputing, Layer):
     Wu and He, "Group Normalization", 2018, section 3.
     """
 
-    saves = ("input",)
-    may_overwrite = ("dy",)
+    saves: tuple[str, ...] = ("input",)
+    may_overwrite: tuple[str, ...] = ("dy",)
     new_results = RESULTS
-    supports = ("16 bits", "recomputing", "replay")
+    supports: tuple[str, ...] = ("16 bits", "recomputing", "replay")
 
     def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name=name)

@@ -26,9 +26,9 @@ class _Pool(Layer):
     """
 
     axes: ClassVar[int]
-    saves = ()
+    saves: tuple[str, ...] = ()
     new_results = RESULTS
-    supports = ("16 bits",)
+    supports: tuple[str, ...] = ("16 bits",)
 
     def __init__(
         self,
@@ -165,9 +165,9 @@ class _AdaptiveAvgPool(Layer):
     """Base class of means of bins."""
 
     axes: ClassVar[int]
-    saves = ()
+    saves: tuple[str, ...] = ()
     new_results = RESULTS
-    supports = ("16 bits",)
+    supports: tuple[str, ...] = ("16 bits",)
     share = 1.0  # of the map, if it is a stripe: the means of stripes are added
 
     def __init__(self, output_size: int | tuple[int, ...], *, name: str | None = None) -> None:

@@ -44,9 +44,9 @@ class RecurrentLayer(TakesLengths):
 
     gates: ClassVar[int]
     operations: ClassVar[tuple[int, int]]  # per unit and step besides products, in each direction
-    saves = ("input", "output")
+    saves: tuple[str, ...] = ("input", "output")
     new_results = RESULTS
-    supports = ("recomputed",)
+    supports: tuple[str, ...] = ("recomputed",)
 
     def __init__(
         self,

@@ -38,9 +38,9 @@ class Reshape(Layer):
         Without the batch axis; one entry may be -1.
     """
 
-    saves = ()
+    saves: tuple[str, ...] = ()
     views = ("output", "gradient")
-    supports = ("16 bits", "replay")
+    supports: tuple[str, ...] = ("16 bits", "replay")
 
     def __init__(self, shape: tuple[int, ...], *, name: str | None = None) -> None:
         super().__init__(name=name)

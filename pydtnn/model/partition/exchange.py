@@ -104,8 +104,8 @@ class Exchange(OnlyCommunicating, Recomputing, Layer):
     Input and output have the shapes of this rank's parts.
     """
 
-    saves = ()
-    supports = ("16 bits",)
+    saves: tuple[str, ...] = ()
+    supports: tuple[str, ...] = ("16 bits",)
     optional = False
 
     def __init__(
@@ -133,9 +133,9 @@ class Exchange(OnlyCommunicating, Recomputing, Layer):
     def build(self, *shapes: Shape) -> Shape:
         """Return the shape of this rank's part."""
         shape = list(self.single(shapes))
-        gathers = isinstance(self.before, Cut) and not isinstance(self.after, Cut)
-        if gathers and self.before.dim == 0 and len(shape) == 2:  # a sequence
-            self.supports = (*self.supports, "recomputed", "recomputing")
+        if isinstance(self.before, Cut) and not isinstance(self.after, Cut):
+            is_sequence = self.before.dim == 0 and len(shape) == 2
+            self.supports = (*self.supports, *["recomputed", "recomputing"] * is_sequence)
         if isinstance(self.before, Cut) and self.before.dim != SAMPLES:
             shape[self.before.dim] = self.before.length
         if isinstance(self.after, Cut) and self.after.dim != SAMPLES:

@@ -25,8 +25,8 @@ class _Conv(Layer):
 
     def __init_subclass__(cls) -> None:
         """Disable 16-bit arrays for a subclass that overrides forward or backward."""
+        own = {*vars(cls)}
         super().__init_subclass__()
-        own = vars(cls).keys()
         if own & {"forward", "backward"} and not own & {"supports", "takes_16_bits"}:
             cls.supports = toggled(cls.supports, "16 bits", False)
 

@@ -105,4 +105,16 @@ def test_a_subclass_that_overrides_a_pass_is_neither_repeated_nor_recomputed_unl
 
     assert Options.supports == nn.GELU.supports == ("16 bits", "recomputing", "replay")
     assert Helper.supports == ("16 bits", "recomputing")
+
+    class Filters(nn.Conv2d):
+        def forward(self, *xs: Any, context: nn.StepContext) -> Any:
+            return super().forward(*xs, context=context)
+
+    class Exact(Filters):
+        takes_16_bits = True
+
+        def forward(self, *xs: Any, context: nn.StepContext) -> Any:
+            return super().forward(*xs, context=context)
+
     assert Pass.supports == ("16 bits",)
+    assert (Filters.supports, Exact.supports) == ((), ("16 bits",))

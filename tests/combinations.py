@@ -60,8 +60,7 @@ def draw(rng: np.random.Generator) -> dict[str, Any]:
     options |= some(0.4 if staged else 0.1, "micro_batches", [2, 4])
     options |= some(0.2, "sync_batch_norm", [True]) | some(0.2, "dtype", ["float64"])
     options |= some(0.5, "pipeline_schedule", SCHEDULES) if staged else {}
-    if options.get("pipeline_schedule") not in ("zb_h1", "chimera"):  # whole gradients only
-        options |= some(0.2, "exact", [True])
+    options |= some(0.2, "exact", [True])
     if "exact" in options:
         options["tuning"] = "fixed"
     return options

@@ -273,8 +273,9 @@ def test_the_schedule_of_a_pipeline_keeps_one_wave_and_trains_as_one_rank():
     def rank(comm: Any) -> list[float]:
         mesh = Mesh(comm, pipeline=comm.size)
         net = Sequential(Linear(4), Linear(3))
-        model = Model(net, (5,), backend="numpy", dtype="float64", mesh=mesh)
-        options = {"micro_batches": 4, "pipeline_schedule": waves} if comm.size > 1 else {}
+        own = {"mesh": mesh, "pipeline_schedule": waves}
+        model = Model(net, (5,), backend="numpy", dtype="float64", **own)
+        options = {"micro_batches": 4} if comm.size > 1 else {}
         trainer = Trainer(model, "sgd", mesh=mesh, **options)
         trainer.fit(problem(), epochs=2, global_batch_size=16)
         return trainer.losses

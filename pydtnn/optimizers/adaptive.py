@@ -34,9 +34,6 @@ class RMSProp(Optimizer):
     rho: float = option(0.99, at_least=0, below=1)
     epsilon: float = option(1e-8, above=0)
 
-    def __init__(self, lr: float | Schedule = 0.01, **options: Any) -> None:
-        super().__init__(lr, **options)
-
     def update(
         self, w: Array, g: Array, square: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
@@ -69,9 +66,6 @@ class Adagrad(Optimizer):
     initial: float = option(0.0, at_least=0)
     epsilon: float = option(1e-10, above=0)
 
-    def __init__(self, lr: float | Schedule = 0.01, **options: Any) -> None:
-        super().__init__(lr, **options)
-
     def update(
         self, w: Array, g: Array, square: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
@@ -100,12 +94,10 @@ class Lion(Optimizer):
     Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
     """
 
+    default_lr = 1e-4
     slots = ("m",)
     beta1: float = option(0.9, at_least=0, below=1)
     beta2: float = option(0.99, at_least=0, below=1)
-
-    def __init__(self, lr: float | Schedule = 1e-4, **options: Any) -> None:
-        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, m: Array, *, lr: Number, decay: float, step: Number
@@ -134,15 +126,13 @@ class Adam(Optimizer):
     Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1.
     """
 
+    default_lr = 0.001
     slots = ("m", "v")
     capturable = scales = True
     decoupled = False
     beta1: float = option(0.9, at_least=0, below=1)
     beta2: float = option(0.999, at_least=0, below=1)
     epsilon: float = option(1e-8, above=0)
-
-    def __init__(self, lr: float | Schedule = 0.001, **options: Any) -> None:
-        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
@@ -176,9 +166,6 @@ class AdamW(Adam):
     decoupled = capturable = scales = True
     weight_decay: float = option(0.01, at_least=0)
 
-    def __init__(self, lr: float | Schedule = 0.001, **options: Any) -> None:
-        super().__init__(lr, **options)
-
 
 class Nadam(Adam):
     """Adam with Nesterov's momentum and a momentum that increases to `beta1`.
@@ -204,10 +191,11 @@ class Nadam(Adam):
     PyTorch's NAdam.
     """
 
+    default_lr = 0.002
     capturable = True
     momentum_decay: float = option(0.004, at_least=0)
 
-    def __init__(self, lr: float | Schedule = 0.002, **options: Any) -> None:
+    def __init__(self, lr: float | Schedule | None = None, **options: Any) -> None:
         super().__init__(lr, **options)
         self._product = (0, 1.0)
 

@@ -147,55 +147,6 @@ def cut_axes(bucket: Bucket) -> Axes:
     return () if part is None else part.axes
 
 
-class LearningRate:
-    """Base class of `Optimizer`: the learning rate of each update.
-
-    Attributes
-    ----------
-    schedule : Schedule
-        Function of the number of the update, from 0.
-    lr_factor : float
-        Factor on it.
-    iterations : int
-        Updates made.
-    """
-
-    schedule: Schedule
-    lr_factor: float
-    iterations: int
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the last update; assigning it replaces the schedule by a constant.
-
-        Checkpoints do not contain the schedule: a run that is to be continued with another rate
-        uses a schedule or `lr_factor`.
-        """
-        return self.lr_now
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.schedule = Constant(
-            check_float(type(self).__name__, "lr (the learning rate)", value, at_least=0)
-        )
-        self.lr_factor = 1.0
-
-    @property
-    def lr_now(self) -> float:
-        """Learning rate of the last update; before the first update, of the first."""
-        return self.lr_of(max(self.iterations - 1, 0))
-
-    def lr_of(self, step: int) -> float:
-        """Return the learning rate of update number `step`, from 0."""
-        lr = check_float(
-            type(self).__name__,
-            f"lr of the schedule at step {step}",
-            self.schedule(step),
-            at_least=0,
-        )
-        return lr * self.lr_factor
-
-
 @runtime_checkable
 class Share(Protocol):
     """The interface of an optimizer that updates only a part of each bucket."""
@@ -285,7 +236,7 @@ def check_saved(who: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[
             )
 
 
-class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
+class Optimizer(SuggestsNames, StoresArguments, ABC):
     """Base class of update rules and their state.
 
     Parameters
@@ -306,6 +257,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
 
     Attributes
     ----------
+    default_lr : float
+        Class attribute: the learning rate if none is given.
     slots : tuple of str
         Names of the rule's state arrays, each as large as the parameters and initially 0.
     per_parameter : bool
@@ -343,6 +296,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
 
     weight_decay: float = option(0.0, at_least=0)
     clip_norm: float | None = option(float, above=0)
+    default_lr: ClassVar[float] = 0.01
     slots: tuple[str, ...] = ()
     per_parameter: bool = False
     needs_all_gradients: bool = False
@@ -361,15 +315,22 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
                 setattr(cls, name, False)
         if isinstance(cls.slots, str):
             raise TypeError(f'{cls.__name__}: slots must be a tuple; use ("{cls.slots}",)')
-        cls.__signature__ = signature_of(cls)
+        signature = signature_of(cls)
+        cls.__signature__ = signature.replace(
+            parameters=[
+                p.replace(default=cls.default_lr) if p.name == "lr" and p.default is None else p
+                for p in signature.parameters.values()
+            ]
+        )
 
     def __init__(
         self,
-        lr: float | Schedule = 0.01,
+        lr: float | Schedule | None = None,
         *,
         groups: Options | None = None,
         **options: Any,
     ) -> None:
+        lr = self.default_lr if lr is None else lr
         if isinstance(lr, Iterable) and not isinstance(lr, str):
             raise TypeError(
                 f"{type(self).__name__}: expected a learning rate, got a {type(lr).__name__}; the "
@@ -420,6 +381,37 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         **terms : Number
             The results of `terms` for this update.
         """
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update; assigning it replaces the schedule by a constant.
+
+        Checkpoints do not contain the schedule: a run that is to be continued with another rate
+        uses a schedule or `lr_factor`.
+        """
+        return self.lr_now
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.schedule = Constant(
+            check_float(type(self).__name__, "lr (the learning rate)", value, at_least=0)
+        )
+        self.lr_factor = 1.0
+
+    @property
+    def lr_now(self) -> float:
+        """Learning rate of the last update; before the first update, of the first."""
+        return self.lr_of(max(self.iterations - 1, 0))
+
+    def lr_of(self, step: int) -> float:
+        """Return the learning rate of update number `step`, from 0."""
+        lr = check_float(
+            type(self).__name__,
+            f"lr of the schedule at step {step}",
+            self.schedule(step),
+            at_least=0,
+        )
+        return lr * self.lr_factor
 
     def terms(self, step: int) -> dict[str, float]:
         """Compute further values of a rule that change between updates but not between parameters.

@@ -9,12 +9,9 @@ Norms and the rates computed from them remain on the device, without synchronisa
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
-from pydtnn.schedules import Schedule
 from pydtnn.utils.option import option
 
 
@@ -41,6 +38,7 @@ class LARS(Optimizer):
     You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, algorithm 1.
     """
 
+    default_lr = 1.0
     slots = ("velocity",)
     per_parameter = True
     capturable = True
@@ -48,9 +46,6 @@ class LARS(Optimizer):
     trust: float = option(0.001, above=0)
     always_adapt: bool = option(False)
     weight_decay: float = option(1e-4, at_least=0)
-
-    def __init__(self, lr: float | Schedule = 1.0, **options: Any) -> None:
-        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, velocity: Array, *, lr: Number, decay: float, step: Number
@@ -95,9 +90,6 @@ class LAMB(Adam):
     epsilon: float = option(1e-6, above=0)
     always_adapt: bool = option(False)
     weight_decay: float = option(0.01, at_least=0)
-
-    def __init__(self, lr: float | Schedule = 0.001, **options: Any) -> None:
-        super().__init__(lr, **options)
 
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number

@@ -31,11 +31,12 @@ class SGD(Optimizer):
     takes effect immediately.
     """
 
+    default_lr = 0.05
     capturable = scales = True
     momentum: float = option(0.0, at_least=0, below=1)
     nesterov: bool = option(False)
 
-    def __init__(self, lr: float | Schedule = 0.05, **options: Any) -> None:
+    def __init__(self, lr: float | Schedule | None = None, **options: Any) -> None:
         super().__init__(lr, **options)
         if self.nesterov and not self.momentum:
             raise ValueError("SGD: nesterov requires a momentum above 0, got 0; use momentum=0.9")

@@ -11,7 +11,7 @@ from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.data.order import max_shards
 from pydtnn.model import Model
-from pydtnn.model.pipeline import check, placement
+from pydtnn.model.pipeline import check
 from pydtnn.training.setup import Setup
 
 _log = logging.getLogger("pydtnn.training")
@@ -53,26 +53,14 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
         max_shards(n, loader.shards, loader.size)
         for n in (min(loader.global_batch_size, samples), last)
     ]
-    checked = {number: check(setup.schedule, pipeline.ranks, number) for number in {*numbers}}
-    owners = placement(setup.schedule, pipeline.ranks)
-    if owners != pipeline.owners:
-        raise ValueError(
-            f"Trainer: the pipeline's schedule has {owners.stages} stages on {pipeline.ranks} "
-            f"ranks, in another order or number than those of the model, "
-            f"{pipeline.owners.stages}; pass pipeline_schedule to Model, too"
-        )
+    checked = {number: check(setup.model.schedule, pipeline.ranks, number) for number in {*numbers}}
     micro_batches = numbers[0]
-    if setup.exchange.sums.shards is not None and checked[micro_batches].has_halves:
-        raise ValueError(
-            "Trainer: exact training adds up whole gradients of micro-batches, so the schedule of "
-            "a pipeline must compute backward in one piece; use 1f1b"
-        )
     if micro_batches < pipeline.ranks and setup.comm.rank == 0:
         better = DEFAULT_PER_RANK * pipeline.ranks
         warnings.warn(
             f"Trainer: {micro_batches} micro-batches keep {pipeline.ranks} stages waiting "
             f"{100 * checked[micro_batches].bubble:.0f} % of the time; with {better} it is "
-            f"{100 * check(setup.schedule, pipeline.ranks, better).bubble:.0f} %",
+            f"{100 * check(setup.model.schedule, pipeline.ranks, better).bubble:.0f} %",
             stacklevel=3,
         )
 
@@ -167,22 +155,23 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
             f"{accumulation}; use at most {most}"
         )
     check_schedule(setup, loader)
-    norm = _narrowest_norm(setup.model)
-    if norm is None or norm[1] > 1:
-        return
+    norm, counts = _narrowest_norm(setup.model), _normalised(setup, loader)
+    if norm is not None and norm[1] == 1 and 1 in counts:
+        which = ("each step", "the last step of an epoch")[counts.index(1)]
+        raise ValueError(
+            f"Trainer: {norm[0]} normalises over the samples only and requires at least 2, but in "
+            f"{which}, a rank, micro-batch or shard has 1, whose variance is 0; use another batch "
+            "size, fewer micro-batches or shards, sync_batch_norm=True, or steps_per_epoch to omit "
+            "the last step"
+        )
+
+
+def _normalised(setup: Setup, loader: Loader) -> tuple[int, int]:
+    """Return the samples over which batch norm normalises, in most steps and in the last one."""
+    total = min(loader.global_batch_size, len(loader.dataset))
     last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
-    for batch, which in ((total, "each step"), (min(last, total), "the last step of an epoch")):
-        if setup.sync_batch_norm:
-            smallest, where = batch, "all ranks together have"
-        else:
-            smallest, where = max(batch // loader.shards, 1), "a rank, micro-batch or shard has"
-        if smallest == 1:
-            raise ValueError(
-                f"Trainer: {norm[0]} normalises over the samples only and requires at least 2, but "
-                f"in {which}, of {batch} samples, {where} 1, whose variance is 0; use another "
-                "batch size, fewer micro-batches or shards, sync_batch_norm=True, or "
-                "steps_per_epoch to omit the last step"
-            )
+    parts = 1 if setup.sync_batch_norm else loader.shards
+    return max(total // parts, 1), max(min(last, total) // parts, 1)
 
 
 def warn_of_small_batches(setup: Setup, loader: Loader) -> None:
@@ -194,22 +183,19 @@ def warn_of_small_batches(setup: Setup, loader: Loader) -> None:
     norm = _narrowest_norm(setup.model)
     if norm is None or setup.comm.rank > 0:
         return
-    total = min(loader.global_batch_size, len(loader.dataset))
-    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
-    parts = 1 if setup.sync_batch_norm else loader.shards
-    usual, smallest = total // parts, min(last, total) // parts
+    usual, smallest = _normalised(setup, loader)
     if usual < MIN_NORM_SAMPLES:
         count, where = usual, "every step"
         advice = "larger batches, fewer micro-batches or shards, or sync_batch_norm"
     elif smallest < MIN_NORM_SAMPLES:
-        count, where = smallest, f"the last step of an epoch, of {last} samples"
+        count, where = smallest, "the last step of an epoch"
         advice = "drop_last, which omits it, another batch size, or sync_batch_norm"
     else:
         return
     _log.warning(
         "batch norm normalises %d sample%s at a time in %s; with fewer than %d training is "
         "unstable: use %s",
-        max(count, 1),
+        count,
         "s" * (count > 1),
         where,
         MIN_NORM_SAMPLES,

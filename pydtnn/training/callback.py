@@ -23,7 +23,7 @@ from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.errors import describe
-from pydtnn.utils.names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames, unknown
 
 _log = logging.getLogger("pydtnn.training")
 
@@ -215,6 +215,10 @@ def write_if_possible(comm: Communicator, write: Callable[..., object], *args: o
     return on_rank_0(comm, attempt) is not False
 
 
+EVENTS = ("on_fit_start", "on_epoch_start", "on_step_end", "on_epoch_end", "on_fit_end")
+"""Arguments of `FunctionCallback`."""
+
+
 class FunctionCallback(Callback):
     """Functions that are called with the trainer when something happens.
 
@@ -223,8 +227,9 @@ class FunctionCallback(Callback):
 
     Parameters
     ----------
-    on_fit_start, on_epoch_start, on_step_end, on_epoch_end, on_fit_end : callable, optional
-        ``function(trainer)``; its result is ignored.
+    **functions : callable, optional
+        ``on_fit_start``, ``on_epoch_start``, ``on_step_end``, ``on_epoch_end``, ``on_fit_end``:
+        each is ``function(trainer)``, whose result is ignored.
 
     Raises
     ------
@@ -237,23 +242,10 @@ class FunctionCallback(Callback):
     FunctionCallback(on_epoch_end=<lambda>)
     """
 
-    def __init__(
-        self,
-        *,
-        on_fit_start: Function | None = None,
-        on_epoch_start: Function | None = None,
-        on_step_end: Function | None = None,
-        on_epoch_end: Function | None = None,
-        on_fit_end: Function | None = None,
-    ) -> None:
-        functions = {
-            "on_fit_start": on_fit_start,
-            "on_epoch_start": on_epoch_start,
-            "on_step_end": on_step_end,
-            "on_epoch_end": on_epoch_end,
-            "on_fit_end": on_fit_end,
-        }
+    def __init__(self, **functions: Function | None) -> None:
         for name, function in functions.items():
+            if name not in EVENTS:
+                raise TypeError(f"FunctionCallback: {unknown('event', name, EVENTS)}")
             if function is not None:
                 _check_function(name, function)
                 setattr(self, name, partial(_call_with_trainer, function))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydtnn.model.pipeline import actions_of
 from pydtnn.parallel.exchange import GathersParameters
 from pydtnn.parallel.schemes.sharded import Partition
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients
@@ -111,6 +112,14 @@ def _no_plain_sums(setup: Setup) -> str:
     return "" if plain else f"{_scheme(setup)} with {type(setup.exchange.sums).__name__}"
 
 
+def _halves(setup: Setup) -> bool:
+    stage = setup.model.pipeline
+    if stage is None:
+        return False
+    actions = actions_of(setup.model.schedule, stage.rank, stage.ranks, 2 * stage.ranks)
+    return any(action.kind == "backward_inputs" for action in actions)
+
+
 def _gathers_norm(setup: Setup) -> str:
     divided = isinstance(setup.exchange, Partition) and setup.exchange.exact_norms
     return _scheme(setup) if divided and setup.optimizer.clip_norm is not None else ""
@@ -162,6 +171,8 @@ FEATURES = {
             "scheme without sums": NO_SUMS,
             "scheme that depends on ranks": "{1}: results depend on the number of ranks, so exact "
             "sums are not supported; use AllReduce or ShardedOptimizer",
+            "backward in halves": "exact training adds up whole gradients of micro-batches, so the "
+            "schedule of a pipeline must compute backward in one piece; use 1f1b",
             "measured algorithms": "exact training requires algorithms that are not chosen by "
             'measurement; use the tuning "fixed"',
             "sums over further axes": "exact training requires gradients that are summed over the "
@@ -253,6 +264,7 @@ FEATURES = {
     "scheme that depends on ranks": Feature(
         lambda setup: not setup.exchange.exact and _scheme(setup)
     ),
+    "backward in halves": Feature(_halves),
     "sums on the host": Feature(
         lambda setup: not setup.exchange.sums.capturable and type(setup.exchange.sums).__name__
     ),

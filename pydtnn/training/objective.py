@@ -386,11 +386,11 @@ def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
 def _metrics(given: Any, outputs: int) -> Sequence[Sequence[Metric | str]]:
     """Return a list of metrics per output; a single output has a plain list."""
     nested = all(isinstance(own, list | tuple) for own in given)
-    if outputs == 1 and not (nested and len(given) == 1):
+    if nested and len(given) == outputs:
+        return [*given]
+    if outputs == 1:
         return [given]
-    if not nested or len(given) != outputs:
-        raise ValueError(
-            f"Trainer: metrics must be {outputs} lists, one for each output of the model, such as "
-            f"{[['accuracy']] * outputs}, got {given!r}"
-        )
-    return [*given]
+    raise ValueError(
+        f"Trainer: metrics must be {outputs} lists, one for each output of the model, such as "
+        f"{[['accuracy']] * outputs}, got {given!r}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -59,13 +59,15 @@ class StagePasses(Passes):
         self.pipeline = pipeline
         self.most_kept = 0.0
         ranks = pipeline.rank, pipeline.ranks
-        self._actions = actions_of(setup.schedule, *ranks, len(self.shards))
+        self._actions = actions_of(setup.model.schedule, *ranks, len(self.shards))
         self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
         self._copies = group_of_copies(self.model, setup.mesh)
         self._left = Counter(action.stage for action in self._actions)
         self._unsummed = deque(self._order_of_sums())
         self._sums: list[tuple[Bucket, Request]] = []  # over the copies of a stage
-        self._awaited = self._messages()
+        self._first = self._last = False  # of the actions of their kind and stage
+        stages = pipeline.owners.stages
+        self._awaited = (a for a in self._actions if source_of(a, stages) is not None)
         self._received: dict[Action, Transfer] = {}
         self._sent: deque[Transfer] = deque()
         self._kept: dict[Place, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
@@ -95,9 +97,8 @@ class StagePasses(Passes):
             with self.setup.phase("exchange", number):
                 arrays = self._receive(action)
             with self.setup.phase(action.kind.partition("_")[0], number):
-                compute[action.kind](
-                    action, arrays, first=action == first[kind], last=action == last.get(kind)
-                )
+                self._first, self._last = action == first[kind], action == last.get(kind)
+                compute[action.kind](action, arrays)
             if action.kind == "forward":
                 self._end_forward(action)
             self._left[action.stage] -= 1
@@ -122,7 +123,7 @@ class StagePasses(Passes):
         if self._copies is None:
             return []
         first, ranks = self.pipeline.copies[0], self.pipeline.ranks
-        actions = actions_of(self.setup.schedule, first, ranks, len(self.shards))
+        actions = actions_of(self.setup.model.schedule, first, ranks, len(self.shards))
         ends = dict.fromkeys(action.stage for action in reversed(actions))
         return [*(stage for stage in self._parts if stage not in ends), *reversed(ends)]
 
@@ -151,9 +152,7 @@ class StagePasses(Passes):
         part = self._parts[action.stage]
         return part, self.pipeline.stages[part]
 
-    def _forward_of(
-        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
-    ) -> None:
+    def _forward_of(self, action: Action, received: tuple[Array, ...]) -> None:
         model, (part, stage) = self.model, self._stage_of(action)
         shard = self.shards[action.micro_batch]
         self.report_samples([shard])
@@ -188,29 +187,25 @@ class StagePasses(Passes):
         self.most_kept = max(self.most_kept, len(self._kept) / len(self._parts))
         self.take_statistics(shard)
 
-    def _backward_of(
-        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
-    ) -> None:
+    def _backward_of(self, action: Action, received: tuple[Array, ...]) -> None:
         dys, residuals = self._begin_backward(action, received)
         del received
         (dx,) = self.backward(
             [self.shards[action.micro_batch]],
             dys,
             residuals,
-            first=first,
-            last=last,
+            first=self._first,
+            last=self._last,
             part=self._parts[action.stage],
         )
         self._send(action, dx)
 
-    def _backward_inputs_of(
-        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
-    ) -> None:
+    def _backward_inputs_of(self, action: Action, received: tuple[Array, ...]) -> None:
         dys, residuals = self._begin_backward(action, received)
         del received
         part = self._parts[action.stage]
         self.report_samples([self.shards[action.micro_batch]])
-        if first and self.setup.optimizer.iterations == 0:
+        if self._first and self.setup.optimizer.iterations == 0:
             self._checks[part] = check_stored(self.model, part=part)
         (dx,) = self.model.backward_shards(
             dys,
@@ -218,19 +213,17 @@ class StagePasses(Passes):
             communicate=self.communicate,
             part=part,
             after_node=self.after_node(None),
-            accumulate=not first,
+            accumulate=not self._first,
             inputs_only=True,
         )
         self._send(action, dx)
         self._kept[place_of(action)] = None, residuals[0]
 
-    def _backward_parameters_of(
-        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
-    ) -> None:
+    def _backward_parameters_of(self, action: Action, received: tuple[Array, ...]) -> None:
         part, group = self._parts[action.stage], [self.shards[action.micro_batch]]
         self.report_samples(group)
-        exchange, exchanged = self.exchange_of(group, None, last)
-        check = self._checks.get(part) if first else None
+        exchange, exchanged = self.exchange_of(group, None, self._last)
+        check = self._checks.get(part) if self._first else None
 
         def on_ready(bucket: Bucket, position: int) -> None:
             if check is not None:
@@ -241,8 +234,8 @@ class StagePasses(Passes):
             self._kept.pop(place_of(action))[1],
             part=part,
             on_ready=on_ready,
-            after_node=self.after_node(exchange if last else None),
-            accumulate=not first,
+            after_node=self.after_node(exchange if self._last else None),
+            accumulate=not self._first,
         )
         exchange.finish()
 
@@ -273,12 +266,6 @@ class StagePasses(Passes):
                 break
 
     # -- messages ---------------------------------------------------------------------------------
-
-    def _messages(self) -> Iterator[Action]:
-        """Yield the actions of this rank that wait for the message of another stage."""
-        for action in self._actions:
-            if source_of(action, self.pipeline.owners.stages) is not None:
-                yield action
 
     def _receive_ahead(self, messages: int) -> None:
         """Start the receives of the next messages."""

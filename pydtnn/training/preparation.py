@@ -72,7 +72,9 @@ def micro_batches_in_flight(setup: Setup, shards: int) -> int:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return 1
-    return ceil(max_in_flight(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
+    return ceil(
+        max_in_flight(actions_of(setup.model.schedule, pipeline.rank, pipeline.ranks, shards))
+    )
 
 
 def halved_in_flight(setup: Setup, shards: int) -> int:
@@ -80,7 +82,7 @@ def halved_in_flight(setup: Setup, shards: int) -> int:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return 0
-    return ceil(max_halved(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
+    return ceil(max_halved(actions_of(setup.model.schedule, pipeline.rank, pipeline.ranks, shards)))
 
 
 def prepare(

@@ -13,7 +13,6 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
-from pydtnn.model.pipeline import Schedule, gpipe
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GathersParameters, GradientExchange
@@ -48,8 +47,6 @@ class Setup:
         The ranks, if the network is distributed too.
     accumulation, micro_batches : int, int or None
         As they are given to `Trainer`.
-    schedule : Schedule
-        Order of the micro-batches, if the model is a stage of a pipeline.
     observer : Observer or None
         Receives what training does.
     """
@@ -63,7 +60,6 @@ class Setup:
     mesh: Mesh | None = None
     accumulation: int = 1
     micro_batches: int | None = None
-    schedule: Schedule = gpipe
     observer: Observer | None = None
 
     @property

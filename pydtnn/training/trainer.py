@@ -19,7 +19,6 @@ from pydtnn.data.comparison import check_data
 from pydtnn.data.loader import samples_of_step
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
-from pydtnn.model.pipeline import Schedule, find
 from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.exchange import GradientExchange, averaged, make_equal
 from pydtnn.parallel.mesh import Mesh
@@ -89,10 +88,6 @@ class Trainer(SuggestsNames):
     micro_batches : int, optional
         The same for the stages of a pipeline, which compute different ones at a time; by default
         four per rank along the axis.
-    pipeline_schedule : Schedule or str, optional
-        Order of the micro-batches in each stage: a name or a function of
-        `pydtnn.model.pipeline`; by default that of the model. One with several stages per rank
-        is an argument of the model.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
         with those of each rank, micro-batch or shard.
@@ -175,7 +170,6 @@ class Trainer(SuggestsNames):
         callbacks: Sequence[Callback | Function] = (),
         accumulation: int = 1,
         micro_batches: int | None = None,
-        pipeline_schedule: str | Schedule | None = None,
         sync_batch_norm: bool = False,
         graph: bool = True,
         check_equal: int | None = None,
@@ -203,7 +197,6 @@ class Trainer(SuggestsNames):
             sync_batch_norm=sync_batch_norm,
             accumulation=accumulation,
             micro_batches=micro_batches,
-            schedule=model.schedule if pipeline_schedule is None else find(pipeline_schedule),
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
         self.comm = self.setup.comm

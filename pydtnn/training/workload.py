@@ -366,14 +366,6 @@ def clipping_of(optimizer: Optimizer) -> int:
     return 0 if optimizer.clip_norm is None else 1 if optimizer.scales else 3
 
 
-UNTIMED = {
-    "samples": "of an epoch",
-    "seed": "kernels take as long for other numbers",
-    "ema": "an average is updated between steps",
-    "loader_threads": "work while a step runs; predictions add the time that a step waits for them",
-}
-"""Fields without effect on the steps of `WorkloadRank`, and why."""
-
 TIMED: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
     "freeze": ((),),

@@ -56,7 +56,6 @@ SCHEMES = ("allreduce", "sharded", "sharded_gradients", "sharded_parameters")
 
 REFUSED = (
     "expected an even number of ranks, whose halves mirror each other",
-    "must compute backward in one piece",
     *(
         max(re.split(r"{\d}", why), key=len)
         for feature in capabilities.FEATURES.values()

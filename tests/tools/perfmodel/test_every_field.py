@@ -10,7 +10,7 @@ from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.virtual.steps import predict
-from pydtnn.training.workload import UNTIMED, Workload, names_of_fields
+from pydtnn.training.workload import Workload, names_of_fields
 from pydtnn.utils.errors import RankError
 from tests.each import each
 from tests.tools.perfmodel.small import small_work
@@ -49,6 +49,13 @@ VALUES: dict[str, Any] = {
     **{"tuning": "direct"},
 }
 """Another value of each field."""
+
+UNTIMED = {
+    "samples": "of an epoch",
+    "seed": "kernels take as long for other numbers",
+    "ema": "an average is updated between steps",
+    "loader_threads": "work while a step runs; predictions add the time that a step waits for them",
+}
 
 WITHOUT_EFFECT = {"formulas": {"seed": UNTIMED["seed"]}, "virtual ranks": UNTIMED}
 """Fields that are declared to have no effect, with the reasons; loaders add waits, see below."""

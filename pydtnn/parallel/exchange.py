@@ -84,7 +84,9 @@ class GradientExchange(StoresArguments):
     Notes
     -----
     A scheme may also have a method ``check(optimizer)``, which raises ValueError if it does not
-    work with an update rule, and an attribute ``keeps_gradients``, if gradients of one step are
+    work with an update rule, and attributes: ``excludes``, which has for features of a run (the
+    names in `pydtnn.training.capabilities`) why the scheme, {0} in the sentence, cannot be combined
+    with them, and what to do; and ``keeps_gradients``, if gradients of one step are
     used in another: float16 models, whose loss scale changes between steps, do not support it.
     """
 

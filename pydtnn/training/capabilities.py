@@ -1,8 +1,8 @@
 """What the features of a training run need and exclude: the table that `docs/running.md` shows.
 
 A feature is a name with how the parts of a trainer, or the options of a command line, are seen to
-have it. `Trainer` resolves a run against the table, and so does the command line, before anything
-is created.
+have it. `Trainer` resolves a run against the table, and so do the command line and the oracle,
+before anything is created. A scheme declares in its class what it excludes (`GradientExchange`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydtnn.model.pipeline import actions_of
-from pydtnn.parallel.exchange import GathersParameters
 from pydtnn.parallel.schemes.sharded import Partition
-from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import axes_of
@@ -69,7 +67,12 @@ def conflicts(features: Mapping[str, Feature], find: Callable[[str], Any]) -> It
 
 def check(setup: Setup) -> None:
     """Raise ValueError if features of a run cannot be combined."""
-    for conflict in conflicts(FEATURES, lambda name: FEATURES[name].found(setup)):
+    scheme = _scheme(setup)
+    features = FEATURES | {scheme: Feature(excludes=getattr(setup.exchange, "excludes", {}))}
+    found = conflicts(
+        features, lambda name: (name == scheme and name) or features[name].found(setup)
+    )
+    for conflict in found:
         raise ValueError(f"Trainer: {conflict.why}")
 
 
@@ -197,17 +200,6 @@ FEATURES = {
         {
             "gradients of earlier steps": "{1} keeps gradients between steps, which a float16 "
             "model scales by different factors; use bfloat16",
-        },
-    ),
-    "divided gradients": Feature(
-        lambda setup: isinstance(setup.exchange, ShardedGradients) and _scheme(setup),
-        excludes={"GPU": "{0} releases memory of the host, not of a GPU; use ShardedOptimizer"},
-    ),
-    "divided parameters": Feature(
-        lambda setup: isinstance(setup.exchange, GathersParameters) and _scheme(setup),
-        excludes={
-            "format of weights": "a format of weights rounds whole matrices, got {0}, which "
-            "divides them; use ShardedGradients, or dtype bfloat16",
         },
     ),
     "update of whole parameters": Feature(

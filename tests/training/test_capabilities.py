@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.cli.config import EXCLUDES, NEEDS, TrainConfig, flags
+from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.training.capabilities import FEATURES, why_not
 from tests import combinations
 from tests.each import each
@@ -20,6 +21,13 @@ RULES = [
     for name, feature in FEATURES.items()
     for needed, others in ((True, feature.needs), (False, feature.excludes))
     for other, why in others.items()
+]
+
+
+OF_SCHEMES = [
+    (name, other, why)
+    for name, scheme in SCHEMES.items()
+    for other, why in getattr(scheme, "excludes", {}).items()
 ]
 
 
@@ -38,6 +46,10 @@ def tables() -> list[str]:
     features = [
         f"| {named(name)} | {'requires ' * needed}{named(other)} | {why.format('...', '...')} |"
         for name, other, why, needed in RULES
+    ]
+    features += [
+        f"| `--scheme {name}` | {named(other)} | {why.format('...')} |"
+        for name, other, why in OF_SCHEMES
     ]
     options = [
         f"| {coded(name)} | requires {coded(other)} | {why} |"
@@ -60,7 +72,7 @@ def test_the_manual_shows_the_tables():
 
 
 def test_features_and_options_of_the_tables_exist():
-    assert {other for _, other, _, _ in RULES} <= FEATURES.keys()
+    assert {row[1] for row in (*RULES, *OF_SCHEMES)} <= FEATURES.keys()
     of_features = [feature.options for feature in FEATURES.values()]
     excluded = [name for others in EXCLUDES.values() for name in others]
     labels = {own.label for own in flags(TrainConfig).values() if not own.owner}

@@ -6,9 +6,9 @@ when backward writes gradients there, or the values of the other ranks arrive (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ class ShardedGradients(ShardedOptimizer):
     """
 
     equal = sums_gradients = exact = True
+    excludes: ClassVar[Mapping[str, str]] = {
+        "GPU": "{0} releases memory of the host, not of a GPU; use ShardedOptimizer"
+    }
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Sum the bucket's gradients, and keep this rank's part of the sum."""
@@ -80,6 +83,11 @@ class ShardedParameters(ShardedGradients):
     """
 
     equal = sums_gradients = exact = True
+    excludes: ClassVar[Mapping[str, str]] = {
+        **ShardedGradients.excludes,
+        "format of weights": "a format of weights rounds whole matrices, got {0}, which divides "
+        "them; use ShardedGradients, or dtype bfloat16",
+    }
 
     def __init__(self, comm: Communicator, **options: Any) -> None:
         super().__init__(comm, **options)

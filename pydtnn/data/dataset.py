@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pydtnn.data.batch import each, has_several_inputs, parts, plain_parts, shapes_of
 from pydtnn.data.order import as_indices, permutation, split
-from pydtnn.data.statistics import Normalize, pixel_statistics
+from pydtnn.data.statistics import Normalize, pixel_sums
 from pydtnn.utils.names import SuggestsNames
-from pydtnn.utils.validate import plain_array
+from pydtnn.utils.validate import check_float, plain_array
 
 Array = NDArray[Any]
 
@@ -149,10 +149,10 @@ class Dataset(SuggestsNames, ABC):
     def measure(self) -> Any:
         """Compute the statistics from all samples: exact, in integers, one pass for each input."""
         if not has_several_inputs(self.input_shape):
-            return pixel_statistics(self.read, self.input_shape, len(self))
+            return pixel_sums(self.read, self.input_shape, range(len(self))).statistics()
         first, _ = self.read(np.arange(1))
         return tuple(
-            pixel_statistics(partial(self._one_input, k), shape, len(self))
+            pixel_sums(partial(self._one_input, k), shape, range(len(self))).statistics()
             if np.asarray(first[k]).dtype == np.uint8
             else None
             for k, shape in enumerate(self.input_shape)
@@ -254,11 +254,7 @@ def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Su
     ValueError
         If `fraction` is not between 0 and 1, or `train` has fewer than two samples.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(
-            f"split_validation: fraction must be between 0 and 1, got {fraction}; use 0.1 for "
-            "every tenth sample"
-        )
+    check_float("split_validation", "fraction", fraction, above=0, below=1)
     if len(train) < 2:
         raise ValueError(
             f"split_validation: expected at least 2 samples, got {len(train)} in {train.name}; use "

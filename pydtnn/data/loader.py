@@ -242,15 +242,11 @@ class Loader(SuggestsNames):
                 f"Loader: expected at most one rank per sample of the global batch "
                 f"({batch}), got {self.size} ranks; use fewer ranks or a larger batch"
             )
-        if augment and has_several_inputs(dataset.input_shape):
-            raise ValueError(
-                f"Loader: augmentation requires samples of one input, got "
-                f"{len(dataset.input_shape)} in {dataset.name}; augment them in its read"
-            )
-        if augment and len(dataset.input_shape) != 3:
+        several = has_several_inputs(dataset.input_shape)
+        if augment and (several or len(dataset.input_shape) != 3):
             raise ValueError(
                 f"Loader: augmentation requires images (height, width, channels), got samples of "
-                f"shape {dataset.input_shape} in {dataset.name}; use no augmentation"
+                f"shape {dataset.input_shape} in {dataset.name}; augment them in its read"
             )
         for one in augment:
             if one.pixels and not dataset.pixels:
@@ -324,7 +320,7 @@ class Loader(SuggestsNames):
 
     def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:
         classes = self.dataset.classes
-        check_labels(self.dataset.name, y, classes, self.dataset.ignore_index)
+        check_labels(self.dataset.name, y, classes)
         x, y = mix_samples(self.mix, x, y, draw_words(self.seed, epoch, samples), classes)
         return x, self._target(y)
 

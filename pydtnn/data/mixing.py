@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,14 +73,7 @@ class Mixing(ABC):
     alpha : float
         The weight of the first sample has the distribution Beta(alpha, alpha): below 1 mostly near
         0 and 1, with 1 uniform.
-
-    Attributes
-    ----------
-    masks : bool
-        Whether pixels keep their values, so that masks are mixed as images are.
     """
-
-    masks: ClassVar[bool] = False
 
     alpha: float = 1.0
 
@@ -105,8 +98,7 @@ class Mixing(ABC):
         Parameters
         ----------
         x, other : ndarray of float, shape ``(n, *input_shape)``
-            Normalised samples, which are not changed; or int64 ``(n, H, W, 1)``, their masks, with
-            the same words, see `masks`.
+            Normalised samples, which are not changed.
         words : ndarray of uint32, shape ``(n, 4)``
             The random bits of each pair; the first word is not random.
 
@@ -151,8 +143,6 @@ class CutMix(Mixing):
     Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable
     features", ICCV 2019.
     """
-
-    masks: ClassVar[bool] = True
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if samples are no images."""
@@ -199,7 +189,7 @@ def mix_samples(
     ----------
     mixings : sequence of Mixing
     x : ndarray of float, shape ``(n + 1, *input_shape)``
-    labels : ndarray of int64, shape ``(n + 1,)``, or masks ``(n + 1, H, W)``
+    labels : ndarray of int64, shape ``(n + 1,)``
     words : ndarray of uint32, shape ``(n, 4)``
         Random bits of each sample but the first.
     classes : int
@@ -208,19 +198,14 @@ def mix_samples(
     -------
     x : ndarray, shape ``(n, *input_shape)``
     y : ndarray of float64, shape ``(n, classes)``
-        The probability of each class; or int64 ``(n, H, W)``, the masks.
+        The probability of each class.
     """
     own, other = x[1:], x[:-1]
-    mixed, share, masks = own.copy(), np.ones(len(own)), labels[1:].copy()
+    mixed, share = own.copy(), np.ones(len(own))
     chosen = below(words[:, 0], len(mixings))
     for which, mixing in enumerate(mixings):
         rows = np.flatnonzero(chosen == which)
         mixed[rows], share[rows] = mixing(own[rows], other[rows], words[rows])
-        if labels.ndim > 1:
-            first, second = (part[rows, ..., None] for part in (masks, labels))
-            masks[rows] = mixing(first, second, words[rows])[0][..., 0]
-    if labels.ndim > 1:
-        return mixed, masks
     y, row = np.zeros((len(own), classes)), np.arange(len(own))
     y[row, labels[1:]] = share
     y[row, labels[:-1]] += 1 - share
@@ -257,17 +242,14 @@ def check_mixings(who: str, mixings: Sequence[Mixing], dataset: Dataset) -> None
         mixing.check(dataset.input_shape)
     labels = np.asarray(dataset.read_targets(np.arange(min(len(dataset), 1))))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        masks = labels.shape[1:] == dataset.input_shape[:2]
-        if not masks or not all(mixing.masks for mixing in mixings):
-            raise ValueError(
-                f"{who}: mixing requires one integer class per sample, got {labels.dtype} of shape "
-                f"{labels.shape[1:]} in {dataset.name}; omit it" + ", or use CutMix only" * masks
-            )
+        raise ValueError(
+            f"{who}: mixing requires one integer class per sample, got {labels.dtype} of shape "
+            f"{labels.shape[1:]} in {dataset.name}; omit it"
+        )
 
 
-def check_labels(who: str, labels: Array, classes: int, ignored: int | None = None) -> None:
+def check_labels(who: str, labels: Array, classes: int) -> None:
     """Raise ValueError if labels are not classes."""
-    labels = labels if ignored is None else labels[labels != ignored]
     if ((labels < 0) | (labels >= classes)).any():
         raise ValueError(
             f"{who}: classes must be in 0..{classes - 1}, got {labels.min()} to {labels.max()}"

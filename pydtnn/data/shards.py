@@ -158,10 +158,8 @@ def _problem_of_shard(shard: Mapping[str, Any], classes: int) -> str:
     if type(nbytes) is not int or not 0 <= nbytes <= MAX_NUMBER:
         return "nbytes must be a number of bytes"
     columns = [shard[key] for key in COLUMNS]
-    if not all(_are(int, column) for column in columns) or len({*map(len, columns)}) > 1:
-        return f"expected one integer per image in {', '.join(COLUMNS)}"
-    if not columns[0]:
-        return "expected at least one image"
+    if not all(_are(int, c) and c for c in columns) or len({*map(len, columns)}) > 1:
+        return f"expected images, and one integer for each in {', '.join(COLUMNS)}"
     limits = (MAX_NUMBER, classes - 1, nbytes, nbytes)
     for key, column, limit in zip(COLUMNS, columns, limits, strict=True):
         if min(column) < 0 or max(column) > limit:

@@ -63,13 +63,6 @@ class PixelSums:
         return Statistics(mean, std)
 
 
-def pixel_statistics(
-    read: Callable[[Array], tuple[Array, Array]], input_shape: tuple[int, ...], n: int
-) -> Statistics:
-    """Measure the first `n` samples; see `pixel_sums`."""
-    return pixel_sums(read, input_shape, range(n)).statistics()
-
-
 def pixel_sums(
     read: Callable[[Array], tuple[Array, Array]], input_shape: tuple[int, ...], samples: range
 ) -> PixelSums:
@@ -91,7 +84,7 @@ def pixel_sums(
         x = read(np.array(samples[start : start + rows]))[0]
         if x.dtype != np.uint8:
             raise TypeError(
-                f"pixel_statistics: expected uint8 pixels, got {x.dtype}; set `pixels = "
+                f"pixel_sums: expected uint8 pixels, got {x.dtype}; set `pixels = "
                 "False` on a data set of other numbers"
             )
         x = x.reshape(-1, features)

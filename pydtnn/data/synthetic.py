@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import as_indices, below
-from pydtnn.data.statistics import Statistics, pixel_statistics
+from pydtnn.data.statistics import Statistics, pixel_sums
 from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.utils.validate import check_int
 
@@ -104,7 +104,8 @@ class Synthetic(Dataset):
 
     def measure(self) -> Statistics:
         """Compute the statistics from the first samples only, as an estimate for all."""
-        return pixel_statistics(self.read, self.input_shape, min(STATISTICS_SAMPLES, len(self)))
+        samples = range(min(STATISTICS_SAMPLES, len(self)))
+        return pixel_sums(self.read, self.input_shape, samples).statistics()
 
     def read(self, indices: Array) -> tuple[Array, Array]:
         indices = as_indices(self.name, indices, len(self))

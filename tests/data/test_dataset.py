@@ -86,7 +86,7 @@ def test_both_parts_of_a_split_have_a_sample(images):
     for fraction, held in ((1e-9, 1), (1 - 1e-9, 22)):
         assert len(split_validation(images, fraction)[1]) == held
     for wrong in (0, 1, -0.1, 2, float("nan")):
-        with pytest.raises(ValueError, match="fraction must be between 0 and 1"):
+        with pytest.raises(ValueError, match="fraction must be above 0 and below 1"):
             split_validation(images, wrong)
     with pytest.raises(ValueError, match="expected at least 2 samples, got 1"):
         split_validation(images.subset([0]), 0.5)

@@ -193,8 +193,11 @@ def test_pixels_that_have_changed_are_found_when_a_shard_is_first_read(tmp_path)
         (lambda c, s: c["shards"][1].update(name=s["name"]), "two shards have the same name"),
         (lambda c, s: s["labels"].__setitem__(0, 3), "labels must be in 0..2, got 3"),
         (lambda c, s: s["labels"].__setitem__(1, -1), "labels must be in 0..2, got -1"),
-        (lambda c, s: s["labels"].__setitem__(1, True), "expected one integer per image"),
-        (lambda c, s: s["labels"].pop(), "expected one integer per image in numbers, labels, off"),
+        (
+            lambda c, s: s["labels"].__setitem__(1, True),
+            "expected images, and one integer for each",
+        ),
+        (lambda c, s: s["labels"].pop(), "one integer for each in numbers, labels, off"),
         (lambda c, s: s["sizes"].__setitem__(0, 10**30), r"sizes must be in 0..\d+, got 100000000"),
         (lambda c, s: s["offsets"].__setitem__(0, s["nbytes"]), "an image ends behind the"),
         (lambda c, s: s["numbers"].__setitem__(0, 99), "must be those from 0 to 15, each once"),

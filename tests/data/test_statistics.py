@@ -6,12 +6,12 @@ import numpy as np
 
 from pydtnn.data import ArrayDataset
 from pydtnn.data import statistics as module
-from pydtnn.data.statistics import Normalize, Statistics, pixel_statistics, pixel_sums
+from pydtnn.data.statistics import Normalize, Statistics, pixel_sums
 from tests.each import each
 
 
 def measured(x: Any) -> Statistics:
-    return pixel_statistics(lambda i: (x[i], i), x.shape[1:], len(x))
+    return pixel_sums(lambda i: (x[i], i), x.shape[1:], range(len(x))).statistics()
 
 
 @each("shape", [(40, 7, 5, 3), (40, 28, 28, 1), (40, 12), (1, 2, 2, 2)])

@@ -95,7 +95,7 @@ def random_options(rng: np.random.Generator) -> Options:
         kinds += [ColorJitter(), RandAugment(2, 20)]
     chosen = [kinds[i] for i in rng.permutation(len(kinds))[: rng.integers(0, 4)]]
     _, y = dataset.read(np.arange(1))
-    mixings = [Mixup(0.3), CutMix()][int(y.ndim > 1) : 1 + images]
+    mixings = [Mixup(0.3), CutMix()][: 1 + images] if y.ndim == 1 else []
     mix = mixings if dataset.classes is not None and rng.random() < 0.3 else []
     steps = -(-len(dataset) // batch)
     return Options(

@@ -10,7 +10,7 @@ import pytest
 from pydtnn import Model, Trainer
 from pydtnn.comm import Communicator
 from pydtnn.data import load_folder, split_validation
-from pydtnn.data.statistics import pixel_statistics
+from pydtnn.data.statistics import pixel_sums
 from pydtnn.layers import Flatten, Linear, Sequential
 from pydtnn.optimizers import SGD
 from pydtnn.parallel import AllReduce
@@ -45,7 +45,7 @@ def test_ranks_read_each_sample_once_and_get_the_statistics_of_all(comm, tmp_pat
         assert everywhere == list(range(len(data)))
         read.clear()
     x = pixels_of(root / "train")[0]
-    expected = pixel_statistics(lambda i: (x[i], i), x.shape[1:], len(x))
+    expected = pixel_sums(lambda i: (x[i], i), x.shape[1:], range(len(x))).statistics()
     for data in (train, test):
         assert data.mean.tobytes() == expected.mean.tobytes()
         assert data.std.tobytes() == expected.std.tobytes()

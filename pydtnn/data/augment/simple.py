@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydtnn.data.augment.augmentation import Augmentation, between, blocks
 from pydtnn.data.augment.resized_crop import BOX_WORDS, check_limits, draw_boxes
 from pydtnn.data.order import below
-from pydtnn.utils.validate import check_float
+from pydtnn.utils.validate import check_float, check_int
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class RandomCrop(Augmentation):
     padding: int = 4
 
     def __post_init__(self) -> None:
-        if self.padding < 1:
-            raise ValueError(f"RandomCrop: padding must be at least 1 pixel, got {self.padding}")
+        check_int("RandomCrop", "padding", self.padding, at_least=1)
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if the border is wider than the image."""
@@ -134,8 +133,7 @@ class Cutout(Augmentation):
     size: int = 8
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"Cutout: size must be at least 1 pixel, got {self.size}")
+        check_int("Cutout", "size", self.size, at_least=1)
 
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
         _, height, width, _ = x.shape

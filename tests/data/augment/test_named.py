@@ -66,7 +66,7 @@ def test_augmentations_are_made_from_one_line():
         ("crop:1.5", "expected a name and numbers, as in crop:PADDING, got 'crop:1.5'"),
         ("flip:2", "augmentation: expected a name and numbers, as in flip, got 'flip:2'"),
         ("jitter:1:1:1:0:1", "as in jitter:BRIGHTNESS:CONTRAST:SATURATION:HUE, got"),
-        ("crop:0", "padding must be at least 1 pixel, got 0"),
+        ("crop:0", "padding must be at least 1, got 0"),
         ("randaugment:0", "RandAugment: operations must be at least 1, got 0"),
         ("randaugment:2:31", "magnitude must be at least 0 and at most 30, got 31"),
         ("resized_crop:0", "RandomResizedCrop: smallest must be above 0 and at most 1"),

@@ -1,4 +1,4 @@
-# make demo | demo-resnet44 | test | test-all | measure | parity | fuzz | sanitize | mutants | size | lint | wheels | bench | gpu-check | docs: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | demo-resnet44 | test | test-all | test-core | ladder | measure | parity | fuzz | sanitize | mutants | size | lint | wheels | bench | gpu-check | docs: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
@@ -40,7 +40,7 @@ PACKAGES := import sys, tomllib; toml = tomllib.load(open("pyproject.toml", "rb"
     extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",")]; \
     print(*toml["build-system"]["requires"], *project["dependencies"], *sum(extras, []), sep="\n")
 
-.PHONY: demo demo-resnet44 test test-all measure torch parity fuzz sanitize mutants size lint wheels bench gpu-check docs setup clean
+.PHONY: demo demo-resnet44 test test-all test-core ladder measure torch parity fuzz sanitize mutants size lint wheels bench gpu-check docs setup clean
 .DEFAULT_GOAL := test
 
 TRAIN = $(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train
@@ -60,6 +60,14 @@ demo-resnet44: $(QUICK)
 TESTS = $(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side)
 test: $(TESTED)
 	$(TESTS) -m "not long and not measure" $(PYTEST_FLAGS)
+
+# The ladders of kernels, from the definition to what libraries do, on this machine.
+ladder: $(QUICK)
+	$(RUN) lessons/kernels/ladder.py
+
+# The fast tests of the library without its tools and the code for GPUs.
+test-core: $(TESTED)
+	$(SETTINGS) $(RUN) -m tests.core $(PYTEST_FLAGS)
 
 # All that is deterministic, except that the random cases, and those that represent large products, are those of the day.
 DAY = --fuzz-first $$(date -u +%Y%m%d)0000

@@ -20,7 +20,7 @@ import pytest
 from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
 from pydtnn.utils.machine import limit_blas_threads
-from tests import gpu, launch, measure, simulated
+from tests import core, gpu, launch, measure, simulated
 from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
 from tests.each import FEW_SIMULATED
 from tests.groups import Groups
@@ -74,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "measure: is run by `make measure`; see tests/measure.py.")
     if config.getoption("markexpr") == "measure":
         config.pluginmanager.register(measure.Budgets(), "budgets")
+    config.addinivalue_line(
+        "markers", "tools: needs the tools, or code for GPUs: see tests/core.py."
+    )
     config.addinivalue_line("markers", "few(n): `make test` runs n of its cases; others are long.")
     config.addinivalue_line("markers", "emulated: runs with emulated instructions, too.")
     config.addinivalue_line("markers", "matrix: is run with --matrix only.")
@@ -83,7 +86,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no files of long tests where none of them is run, unless paths are given."""
+    """Import no files of long tests where none of them is run, unless paths are given.
+
+    Nor files that import what `tests.core` has deleted.
+    """
+    if core.MISSING and collection_path.match("test_*.py") and core.absent(collection_path):
+        return True
     wanted = config.option.markexpr.split(" and ")
     if "not long" not in wanted or config.args != config.getini("testpaths"):
         return None
@@ -96,6 +104,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(LONG):
             item.add_marker("long")
+    if core.MISSING:
+        left_out = [item for item in items if item.get_closest_marker("tools")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("tools")]
     measure.mark(items)
     if not config.getoption("--matrix") and REPORTS not in os.environ:
         left_out = {item for item in items if item.get_closest_marker("matrix")}

@@ -66,6 +66,7 @@ def test_a_checkout_without_an_installed_package_says_what_to_do(checkout):
     )
 
 
+@pytest.mark.tools
 def test_an_editable_installation_is_imported_from_its_checkout():
     import pydtnn.models
 

@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pydtnn
 from pydtnn.__main__ import COMMANDS, ELSEWHERE, main
 from tests.each import each
 
 ROOT = Path(pydtnn.__file__).parent
+
+pytestmark = pytest.mark.tools
 
 
 def test_every_command_is_listed():

@@ -1,35 +1,22 @@
 """The library trains without its tools, and on CPUs without the code for GPUs."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import pydtnn
 from tests.ahead import mpiexec
+from tests.core import copy_core
 from tests.small_run import TINY, TRAIN
 
-ROOT = Path(pydtnn.__file__).parent
-
-ALONE = """import sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
-"""
-"""Lets Python find no module in the checkout."""
+pytestmark = pytest.mark.tools
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory):
     """Environment of processes that find the core only."""
-    folder = tmp_path_factory.mktemp("core")
-    deleted = ("__pycache__", "tools", "cuda", "nccl.py", "staged.py", "capture.py")
-    shutil.copytree(ROOT, folder / "pydtnn", ignore=shutil.ignore_patterns(*deleted))
-    shutil.copytree(ROOT.parent / "models", folder / "pydtnn" / "models")
-    (folder / "sitecustomize.py").write_text(ALONE)
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    return copy_core(tmp_path_factory.mktemp("core"))
 
 
 def test_ranks_train(core, tmp_path):

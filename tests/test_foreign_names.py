@@ -380,6 +380,7 @@ def modules(package: Any) -> set[str]:
     return {path.stem for path in Path(package.__file__).parent.iterdir() if path.stem[0] != "_"}
 
 
+@pytest.mark.tools
 def test_every_name_in_an_answer_exists(names):
     wrong = [
         f"{name}: {said}"
@@ -415,6 +416,7 @@ def parameters() -> set[str]:
     return {name for one in kinds for name in inspect.signature(one).parameters}
 
 
+@pytest.mark.tools
 def test_every_alias_is_a_name_of_its_module():
     for name, ours in NAMES["aliases"].items():
         home, _, own = ours.rpartition(".")

@@ -305,6 +305,7 @@ def test_a_class_name_exists_once():
     assert {name for name, homes in class_homes().items() if len(homes) > 1} == PUBLIC_TWICE
 
 
+@pytest.mark.tools
 def test_the_classes_of_the_glossary_are_where_it_says():
     text = (ROOT / "docs" / "architecture.md").read_text()
     found = re.findall(r"\| `(\w+)` in `([\w/.]+)` \|$", text, re.MULTILINE)
@@ -364,6 +365,7 @@ def test_import_pydtnn_loads_nothing_but_itself():
     assert not loaded & {"numpy", "mpi4py", "cupy", *INSTALLED_ALWAYS}
 
 
+@pytest.mark.tools
 def test_all_public_names_load_without_mpi4py_and_cupy():
     code = (
         "import json, sys, pydtnn\n"

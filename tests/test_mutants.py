@@ -92,6 +92,7 @@ def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added():
     assert len({*drawn} & {*draw([*names, "new"], 1, 20)}) >= 19
 
 
+@pytest.mark.tools
 def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
     names = tomllib.loads(EQUIVALENT.read_text())
     for file in {name.split("::")[0] for name in names}:

@@ -19,6 +19,8 @@ from tests.data.image_files import write_images
 from tests.each import each
 from tests.small_run import TINY
 
+pytestmark = pytest.mark.tools
+
 NEW = ["--output-dir=new/run"]
 AGAIN = ["--resume=runs/a", "--epochs=3"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,8 @@ def create_backend(
         pool = MemoryPool()
         return Backend("cpu", np, threads, isa, autotuner, **families, memory=pool, scales=True)
     if name == "cuda":
+        if find_spec("pydtnn.kernels.cuda") is None:
+            raise ImportError("backend cuda: the code for GPUs is not installed")
         from pydtnn.kernels.cuda import create_cuda_backend
 
         return create_cuda_backend(device=device, tf32=tf32, tuning=tuning)

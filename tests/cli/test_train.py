@@ -43,6 +43,7 @@ def run_file(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())
 
 
+@pytest.mark.tools
 def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*TINY, f"--output-dir={out}", f"--save={tmp_path / 'w.safetensors'}"]) == 0

@@ -20,7 +20,16 @@ it can be, for tests in which that is not the point.
 ==============  ====================================================================================
 """
 
-from tests.simulated.backend import installed, simulated_backend, why_not
-from tests.simulated.cupy import Fabric, Seen, SimulatedCupy
+from tests.core import MISSING
+
+if "pydtnn.kernels.cuda" in MISSING:
+
+    def why_not() -> str:
+        """Return why no device is simulated."""
+        return "the code for GPUs is deleted"
+
+else:
+    from tests.simulated.backend import installed, simulated_backend, why_not
+    from tests.simulated.cupy import Fabric, Seen, SimulatedCupy
 
 __all__ = ["Fabric", "Seen", "SimulatedCupy", "installed", "simulated_backend", "why_not"]

@@ -65,6 +65,7 @@ def tables() -> list[str]:
     return [*heading, *features, "", *heading, *options]
 
 
+@pytest.mark.tools
 def test_the_manual_shows_the_tables():
     page = (ROOT / "docs" / "running.md").read_text()
     for text in "\n".join(tables()).split("\n\n"):

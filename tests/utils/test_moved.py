@@ -9,6 +9,8 @@ import pytest
 from pydtnn.utils.moved import MOVED, RENAMED
 from tests.each import each
 
+pytestmark = pytest.mark.tools
+
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @each(

@@ -32,6 +32,7 @@ def train(rank: Rank) -> Array:
         d3 = p  # gradient of the mean loss of the scores, (N, 4)
         d3[np.arange(BATCH), labels] -= 1
         d3 /= BATCH
+        # exercise: the gradient of x2, through the last layer and its ReLU
         d2 = (d3 @ w3.T) * (x2 > 0)  # (N, 12)
         d1 = (d2 @ w2.T) * (x1 > 0)  # (N, 24)
         w3 -= RATE * x2.T @ d3

@@ -20,6 +20,7 @@ def train(rank: Rank) -> Array:
         x, labels = batch(step)  # (N, 8, 8), (N,)
         x, labels = part(x, rank.rank, rank.size), part(labels, rank.rank, rank.size)  # N / P
         _, grads = gradients(params, x, labels)  # sums over N / P samples
+        # exercise: the gradient of the whole batch, on every rank
         total = rank.allreduce(join(grads))  # (n,): the sum over N samples, on every rank
         for p, g in zip(params, split(total, params), strict=True):
             p -= RATE / BATCH * g

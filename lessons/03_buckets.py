@@ -46,6 +46,7 @@ def train(rank: Rank) -> Array:
             dx, dw, db = linear_backward(dy, inp, w)
             dy = dx * (inp > 0)
             buckets.append(join([dw, db]))
+            # exercise: begin the sum of this bucket
             sums.append(rank.ring(buckets[-1]))
             advance(sums)  # its first round, and one more of those that were begun before
         while sums:

@@ -24,6 +24,7 @@ def ring(rank: Rank, array: Array) -> Array:
     chunks.reshape(-1)[: len(array)] = array
     for i in range(size - 1):  # add: chunk r travels from rank r over all ranks
         rank.send(chunks[(rank.rank - i) % size], right)
+        # exercise: add the chunk from the left to yours
         chunks[(rank.rank - i - 1) % size] += rank.receive(left)
     for i in range(size - 1):  # spread: rank r begins with chunk r + 1, which is complete
         rank.send(chunks[(rank.rank + 1 - i) % size], right)

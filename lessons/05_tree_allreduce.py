@@ -25,6 +25,7 @@ def recursive_doubling(rank: Rank, array: Array) -> Array:
         array = array + rank.receive(rank.rank + most)
     bit = 1
     while bit < most:
+        # exercise: exchange arrays with the rank whose number differs in this bit
         rank.send(array, rank.rank ^ bit)
         array = array + rank.receive(rank.rank ^ bit)
         bit *= 2

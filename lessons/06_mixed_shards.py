@@ -31,6 +31,7 @@ def train(rank: Rank) -> Array:
     for step in range(STEPS):
         x, labels = batch(step)
         _, grads = gradients(params, x[begin:end], labels[begin:end])  # sums over end - begin
+        # exercise: what makes the sum over ranks the gradient of the mean loss
         scale = 1 / BATCH
         if BIASED:
             scale = 1 / (end - begin) / rank.size

@@ -28,6 +28,7 @@ def train(rank: Rank) -> Array:
         z = x0 @ w1  # (N / P, C)
         mean = rank.allreduce(z.sum(axis=0)) / BATCH  # (C,), of all N samples
         centred = z - mean
+        # exercise: the variance of each channel over all samples
         variance = rank.allreduce((centred**2).sum(axis=0)) / BATCH  # (C,)
         inverse = 1 / np.sqrt(variance + EPSILON)
         normal = centred * inverse  # (N / P, C)

@@ -30,6 +30,7 @@ def train(rank: Rank) -> Array:
     for step in range(STEPS):
         local_step(params, step, rank.rank, rank.size)
         if (step + 1) % PERIOD == 0:
+            # exercise: the mean of the parameters of all ranks
             mean = rank.allreduce(join(params)) / rank.size  # (n,)
             params = split(mean, params)
     return join(params)

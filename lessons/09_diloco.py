@@ -28,6 +28,7 @@ def inner_steps(outer: Array, begin: int, rank: int, size: int) -> Array:
 
 def outer_step(outer: Array, velocity: Array, change: Array) -> None:
     """Move the common parameters, (n,) each."""
+    # exercise: Nesterov momentum: the first of three lines
     velocity *= MOMENTUM
     velocity += change
     outer -= OUTER_RATE * (change + MOMENTUM * velocity)

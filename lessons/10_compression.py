@@ -26,6 +26,7 @@ def compress(gradient: Array, memory: Array) -> tuple[Array, Array]:
     k = max(1, round(SHARE * memory.size))
     positions = np.sort(np.argpartition(-np.abs(memory), k - 1)[:k])
     values = memory[positions].copy()
+    # exercise: what happens to the memory of what is sent?
     memory[positions] = 0
     return positions, values
 

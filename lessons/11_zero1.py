@@ -37,6 +37,7 @@ def train(rank: Rank) -> Array:
         _, grads = gradients(params, x, labels)
         padded = np.zeros((rank.size, length))  # (P, n / P)
         padded.reshape(-1)[:n] = join(grads) / BATCH
+        # exercise: the sum of the part that this rank updates
         mine = rank.reduce_scatter(list(padded))  # (n / P,): the sum of part r
         padded.reshape(-1)[:n] = join(params)
         adam(padded[rank.rank], mine, m, v, step)

@@ -40,6 +40,7 @@ def with_halo(rank: Rank, x: Array) -> Array:
         rank.send(x[:, 0], up)
     if down < rank.size:
         rank.send(x[:, -1], down)
+        # exercise: the row below the last one of this rank
         padded[:, -1, 1:-1] = rank.receive(down)
     if up >= 0:
         padded[:, 0, 1:-1] = rank.receive(up)

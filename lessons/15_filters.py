@@ -42,6 +42,7 @@ def train(rank: Rank) -> Array:
         images, labels = batch(step)
         x0 = frame(images[..., None])  # (N, H + 2, W + 2, 1)
         y1 = np.maximum(conv(x0, k1), 0)  # (N, H, W, C / P)
+        # exercise: the whole input of the second convolution
         x1 = frame(np.concatenate(rank.allgather(y1), axis=-1))  # (N, H + 2, W + 2, C)
         y2 = np.maximum(conv(x1, k2), 0)  # (N, H, W, C / P)
         mean = y2.mean(axis=(1, 2))  # (N, C / P)

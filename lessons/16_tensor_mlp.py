@@ -43,6 +43,7 @@ def train(rank: Rank) -> Array:
 
         dh1, dw2, db2 = linear_backward(d2, h1, w2)
         dh0, dw1, db1 = linear_backward(dh1 * (h1 > 0), h0, w1)  # dh0: what these columns add
+        # exercise: the gradient of the input of the divided pair
         dh0 = rank.allreduce(dh0) * (h0 > 0)  # (N, 24)
         _, dw0, db0 = linear_backward(dh0, x, w0)
         for p, g in zip((w0, b0, w1, b1, w2, b2), (dw0, db0, dw1, db1, dw2, db2), strict=True):

@@ -50,6 +50,7 @@ def train(rank: Rank) -> Array:
         dlocal = dout @ wo.T  # (N, T, D / P)
         gradients = [joined(d) for d in attention_backward(heads(dlocal), q, k, v, p)]
         dx = sum(d @ w.T for d, w in zip(gradients, matrices, strict=True))  # of these heads
+        # exercise: the gradient of x, with that of the residual
         dx = dout + rank.allreduce(dx)  # the residual once
         wo -= SCALE * outer(local, dout)
         matrices = [w - SCALE * outer(x, d) for w, d in zip(matrices, gradients, strict=True)]

@@ -60,6 +60,7 @@ def train(rank: Rank) -> Array:
 
         dsum = np.concatenate(rank.allgather(dout), axis=1)  # (N, T, D)
         dh = (dsum @ w2.T) * (h > 0)
+        # exercise: the gradient of the tokens of this rank
         dscaled = rank.reduce_scatter(np.split(dh @ w1.T, rank.size, axis=1))  # (N, T / P, D)
         dx = dout + norm_backward(dscaled * gain, normal, inverse)
         w2 -= SCALE * outer(h, dsum)

@@ -51,6 +51,7 @@ def forward(rank: Rank, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         scores = scores_of(rank, q, k, (rank.rank - i) % rank.size)
         new = np.maximum(largest, scores.max(axis=-1, keepdims=True))
         p, shrink = np.exp(scores - new), np.exp(largest - new)
+        # exercise: the sum of exponentials so far, and the new ones
         total = total * shrink + p.sum(axis=-1, keepdims=True)
         out, largest = out * shrink + p @ v, new
         if i < rank.size - 1:

@@ -17,6 +17,7 @@ from ranks import Array, Rank, main
 def gpipe(rank: int, size: int, micro_batches: int) -> list[Action]:
     """Return the actions of a rank: all forwards, then all backwards, the last one first."""
     forwards = [("F", i) for i in range(micro_batches)]
+    # exercise: backwards, the last micro-batch first
     return forwards + [("B", i) for i in reversed(range(micro_batches))]
 
 

@@ -15,6 +15,7 @@ from ranks import Array, Rank, main
 
 def one_forward_one_backward(rank: int, size: int, micro_batches: int) -> list[Action]:
     """Return the actions of a rank: P - r - 1 forwards, then pairs, then what is left."""
+    # exercise: how many forwards come before the first backward?
     ahead = min(size - rank - 1, micro_batches)
     actions = [("F", i) for i in range(ahead)]
     for i in range(micro_batches - ahead):

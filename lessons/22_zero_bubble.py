@@ -21,6 +21,7 @@ def zero_bubble(rank: int, size: int, micro_batches: int) -> list[Action]:
     actions = [("F", i) for i in range(ahead)]
     for i in range(micro_batches):
         actions.append(("B", i))
+        # exercise: the gradient of parameters that fits here
         if i >= rank:
             actions.append(("W", i - rank))
         if ahead + i < micro_batches:

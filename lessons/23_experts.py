@@ -22,6 +22,7 @@ EXPERTS, FEATURES = 12, 64
 
 def to_experts(rank: Rank, tokens: Array, expert: Array) -> Array:
     """(N / P, D), (N / P,) -> (P, N / P, D): tokens of all ranks for the experts of this one."""
+    # exercise: the rank that has the expert of each token
     owner = expert // (EXPERTS // rank.size)  # (N / P,)
     boxes = [np.where((owner == to)[:, None], tokens, 0) for to in range(rank.size)]
     return np.stack(rank.all_to_all(boxes))

@@ -49,6 +49,7 @@ def train(rank: Rank) -> Array:
         for left, right, inp, h in reversed(list(zip(a, b, xs, hs, strict=True))):
             dh = (dx @ right.T) * (1 - h * h)
             grads += [h.T @ dx, inp.T @ dh]  # of b and a of this pair
+            # exercise: the gradient of the input of this pair of layers
             dx = dx + tensor.allreduce(dh @ left.T)
         if not first:
             rank.send(dx, int(places[d, p - 1, t]))

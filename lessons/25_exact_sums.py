@@ -22,6 +22,7 @@ def tree(arrays: list[Array]) -> Array:
     """Return the sum of arrays, always added in this order."""
     if len(arrays) == 1:
         return arrays[0]
+    # exercise: where is the list cut?
     half = (len(arrays) + 1) // 2
     return tree(arrays[:half]) + tree(arrays[half:])
 

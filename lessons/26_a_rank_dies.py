@@ -50,6 +50,7 @@ def train(rank: Rank) -> Array:
         for r, gone in zip(others, closed, strict=True):
             suspected[alive.index(r)] += gone
         if suspected.any():
+            # exercise: who is left?
             alive = [r for r, s in zip(alive, suspected, strict=True) if not s]
             continue  # repeat the step without them
         total = sum(received[r] for r in alive)  # in the same order on all ranks

@@ -69,6 +69,7 @@ def train(rank: Rank) -> Array:
     latency, per_byte = message_costs(rank) if rank.size > 1 else (0.0, 0.0)
     nbytes = join(params).nbytes
     sums = 2 * (rank.size - 1) * (latency + nbytes / rank.size * per_byte)
+    # exercise: the time of a step
     predicted = BATCH / rank.size * per_sample + fixed + sums
     for step in range(STEPS):
         begin = time.perf_counter()

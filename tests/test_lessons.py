@@ -131,6 +131,35 @@ def test_the_assertions_of_a_lesson_find_an_error(number, lesson, tmp_path):
         lesson(copy, 4)
 
 
+@pytest.mark.parametrize("number", LESSONS)
+def test_an_exercise_is_a_lesson_without_a_statement(number, lesson, tmp_path, monkeypatch):
+    check = importlib.import_module("check")
+    text = check.with_hole(LESSONS[number].read_text())
+    copy = tmp_path / "exercise.py"
+    copy.write_text(text)
+    with pytest.raises(NotImplementedError):
+        lesson(copy, 3)
+    assert len(text.split("\n")) <= len(LESSONS[number].read_text().split("\n"))
+
+
+def test_a_solution_is_checked_on_all_numbers_of_ranks(lesson, tmp_path, monkeypatch, capsys):
+    check = importlib.import_module("check")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["check.py", *words])
+        return check.main()
+
+    assert run("make", "02") == 0
+    assert run("02") == 1
+    assert "1 ranks: NotImplementedError" in capsys.readouterr().out
+    copy = tmp_path / "exercise_02.py"
+    hole = re.search(r"raise NotImplementedError.*", copy.read_text())[0]
+    copy.write_text(copy.read_text().replace(hole, "total = rank.allreduce(join(grads))"))
+    assert run("02") == 0
+    assert "exercise 02 is right" in capsys.readouterr().out
+
+
 RUNGS = sorted(path for path in (FOLDER / "kernels").glob("*_*.c"))
 
 

@@ -138,6 +138,15 @@ def test_the_schemes_learn_and_end_with_equal_parameters(block):
         np.testing.assert_array_equal(other, weights)
 
 
+def test_the_scheme_that_counts_its_steps_saves_the_number(monkeypatch):
+    scheme = run("accumulate")
+    check_scheme(scheme, ranks=[1, 2])
+    monkeypatch.delattr(scheme, "state")
+    monkeypatch.delattr(scheme, "load")
+    with pytest.raises(AssertionError, match=r"state\(\) and load\(\) must include"):
+        check_scheme(scheme, ranks=[1])
+
+
 def test_the_scheme_takes_its_option():
     comm = create_communicator("serial")
     assert run("scheme")(comm, period=4).period == 4
@@ -204,6 +213,12 @@ def test_the_parallel_layer_equals_serial_training(capsys):
     filters.backward_steps = without_sum
     with pytest.raises(AssertionError, match="own: the gradient of the input"):
         check_plan([Conv2d(3, 1), filters(3, 3, name="own")], (5, 5, 2), meshes=[{"filter": 2}])
+
+
+def test_the_layer_of_elements_in_a_plan_equals_serial_training():
+    names = {**Named("pydtnn.layers", layers.__all__), "check_plan": check_plan}
+    names["Scale"] = run("parameters")
+    exec(BLOCKS["follow"] + BLOCKS["check_follow"], names)
 
 
 def test_the_layer_in_a_plan_equals_serial_training():
@@ -343,6 +358,18 @@ def test_the_loss_has_the_right_gradient():
 
 def test_the_loss_keeps_its_promises():
     exec(BLOCKS["check_loss"], {"check_loss": check_loss, "Huber": run("loss")})
+
+
+def test_the_kernel_replaces_that_of_the_library():
+    names = {"np": np, "create_backend": create_backend, "Model": Model}
+    names |= {"net": Sequential(Linear(3)), "shape": (5,)}
+    exec(BLOCKS["kernel"] + BLOCKS["check_kernel"], names)
+    calls = []
+    forward = names["backend"].linear.forward
+    names["backend"].linear.forward = lambda *a, **o: calls.append(1) or forward(*a, **o)
+    logs = Trainer(names["model"], SGD(0.1)).fit(problem(), epochs=3, batch_size=16)
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    assert len(calls) >= 18  # every step, those that are repeated included
 
 
 def test_the_function_is_called_after_every_epoch(capsys):

@@ -85,7 +85,9 @@ class Registry(Generic[T]):
             return Factory(self, name, target, {}, ready=True)
         kind = target if isinstance(target, type) else type(target)
         other = isinstance(target, type) and not issubclass(target, self.base)
-        hint = self._hint(key_of(kind.__name__)) if other or kind is not target else ""
+        foreign = not kind.__module__.startswith(("builtins", "pydtnn_own_", "__main__"))
+        named = foreign and (other or kind is not target)
+        hint = self._hint(key_of(kind.__name__)) if named else ""
         if other or hint or not callable(target):
             raise TypeError(f"{who}: expected {expected}, got {target!r}{hint}")
         return Factory(self, name, target, parameters(target))

@@ -108,6 +108,12 @@ def test_a_class_that_hands_options_on_takes_those_of_its_base():
     assert shapes().find(Lid).make({"hinge": False}, size=5).given == (5, "red")
 
 
+@each("given", [0.5, type("Half", (), {"__module__": "__main__"})])
+def test_numbers_and_classes_of_a_user_are_not_taken_for_names_of_another_library(given):
+    with pytest.raises(TypeError, match=r"got [^;]*$"):
+        shapes().find(given)
+
+
 def test_one_may_come_from_a_file(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(f"from {__name__} import Box, Lid\nready = Box(7)\nnumber = 3\n")

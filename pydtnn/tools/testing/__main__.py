@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
     who = f"testing {options.scheme}"
+    if ".py:" in options.scheme.rpartition(":")[0]:
+        raise ValueError(f"{who}: expected path/to/file.py:name; use --options '{{\"name\": 2}}'")
     shape = parse_shape("--shape", options.shape or "3")
     if options.plan is not None or options.mesh is not None:
         meshes = [parse_axes("--mesh", text) for text in options.mesh or ()] or None

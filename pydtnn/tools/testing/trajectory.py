@@ -40,7 +40,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import describe
 from pydtnn.utils.split import even_cut
 
-SAVED_STEP = 10
+SAVED_STEP = 11
 """Step before which a run is saved, and from which it resumes: within an epoch."""
 
 NAN_STEP = 4

@@ -294,6 +294,7 @@ def twin(width: int, classes: int = 2) -> list[Layer]:
         (":Nothing", [], "^testing: unknown name in .* 'Nothing'"),
         (":IMAGE", [], r"^testing .*:IMAGE: expected a layer, loss, metric or scheme, got \("),
         (":Model", [], "expected a layer, loss, metric or scheme, got <class '.*Model'>"),
+        (":Linear:features=3", [], r"expected path/to/file\.py:name; use --options '\{"),
         (":Noise", ["--shape=3,2"], "^Noise in training: forward is not repeatable"),
         (":Linear", [], "Linear: a layer requires the shape of an input .*; add --shape"),
         (":Linear", ["--shape=3"], "missing a required argument: 'features'; add --options"),

@@ -165,7 +165,7 @@ class KeepsRequests(AllReduce):
         self.requests.pop(bucket.index).wait()
 
 
-@breaks(2, r"resumed after step 10: the parameter \S+ of rank 0 differs .* step 11, by")
+@breaks(2, r"resumed after step 11: the parameter \S+ of rank 0 differs .* step 12, by")
 class ForgetsItsMomentum(Plain):
     """Smooths the sums of gradients by itself, and keeps that to itself."""
 
@@ -181,7 +181,7 @@ class ForgetsItsMomentum(Plain):
         bucket.grads[...] = self.smooth[bucket.index]
 
 
-@breaks(1, r"saved after step 10: the parameter \S+ of rank 0 differs .* after step 11")
+@breaks(1, r"saved after step 11: the parameter \S+ of rank 0 differs .* after step 12")
 class ChangesWhenSaved(AllReduce):
     def state(self) -> dict[str, Any]:
         for bucket in self.buckets:
@@ -189,7 +189,7 @@ class ChangesWhenSaved(AllReduce):
         return super().state()
 
 
-@breaks(1, r"saved after step 10: .*state: values must be arrays or values")
+@breaks(1, r"saved after step 11: .*state: values must be arrays or values")
 class StateWithoutWords(AllReduce):
     def state(self) -> dict[str, Any]:
         return {"buckets": self.buckets}

@@ -10,6 +10,7 @@ from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.rule import RULE, VENDOR, create_allreduce
 from pydtnn.comm.serial import Serial
+from pydtnn.kernels import import_cuda
 from pydtnn.parallel.mesh import Mesh
 
 
@@ -76,9 +77,7 @@ def take_gpu(config: TrainConfig, comm: Communicator) -> Any:
     """
     if config.device != "cuda":
         return None
-    from pydtnn.kernels.cuda.libraries import usable_cupy
-
-    return usable_cupy(local_rank=comm.local_rank)
+    return import_cuda(".libraries").usable_cupy(local_rank=comm.local_rank)
 
 
 def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Communicator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,25 @@ def create_backend(
         pool = MemoryPool()
         return Backend("cpu", np, threads, isa, autotuner, **families, memory=pool, scales=True)
     if name == "cuda":
-        if find_spec("pydtnn.kernels.cuda") is None:
-            raise ImportError("backend cuda: the code for GPUs is not installed")
-        from pydtnn.kernels.cuda import create_cuda_backend
-
-        return create_cuda_backend(device=device, tf32=tf32, tuning=tuning)
+        return import_cuda().create_cuda_backend(device=device, tf32=tf32, tuning=tuning)
     plain: dict[str, Any] = {name: family(np) for name, family in reference.FAMILIES.items()}
     return Backend("numpy", np, 1, "none", Autotuner("direct"), **plain)
+
+
+def import_cuda(module: str = "") -> Any:
+    """Import the code for GPUs, or a module of it such as ".libraries".
+
+    Raises
+    ------
+    ImportError
+        If this installation does not have it, or a library is missing.
+    """
+    try:
+        return import_module(f"pydtnn.kernels.cuda{module}")
+    except ModuleNotFoundError as error:
+        if error.name != "pydtnn.kernels.cuda":
+            raise
+        raise ImportError("backend cuda: the code for GPUs is not installed") from None
 
 
 def report(backend: Backend) -> dict[str, str]:

@@ -70,7 +70,9 @@ def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(tmp_path
 def test_formats_options_and_kinds_of_activities_are_described():
     table = TEXT.partition("## Other tools")[2]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {*FORMATS}
-    options = {own.label for own in flags(TrainConfig).values() if own.name.startswith("trace")}
-    assert options == set(re.findall(r"^\| `(--trace[a-z-]*)", TEXT, re.MULTILINE))
+    given = [own for own in flags(TrainConfig).values() if own.name.startswith("trace")]
+    options = {own.label.replace("--trace ", "--trace FOLDER:") for own in given}
+    described = re.findall(r"^\| `(--trace FOLDER:\w+|--trace)", TEXT, re.MULTILINE)
+    assert options == set(described)
     described = re.findall(r"`([A-Z]+)`", TEXT.partition("## What is recorded")[2])
     assert {kind.name for kind in Kind} <= set(described)

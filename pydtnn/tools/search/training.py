@@ -48,7 +48,7 @@ SET_BY_SEARCH = (
 
 OF_DATA = (
     *("dataset", "dataset_options", "data_dir", "image_size", "skip_bad", "exif_rotation"),
-    *("validation_split", "stage"),
+    "validation_split",
 )
 """Options with which the data sets of trials are equal."""
 

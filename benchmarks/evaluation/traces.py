@@ -132,7 +132,7 @@ def states_of(profiles: Sequence[Profile]) -> list[States]:
         alone = (in_flight > 0) & (count_open(times, start, last) == in_flight)
         state[alone & ~computing] = State.WAITING
         state[count_open(times, *steps.T) == 0] = State.OUTSIDE
-        found.append(States(times, state, np.full(len(state), -1)))
+        found.append(States(times, state))
     return found
 
 

@@ -27,7 +27,7 @@ else
     $(error MPI must be mpich or openmpi, not "$(MPI)")
 endif
 
-EXTRAS := data,plot,report,trace,tensorboard,search,onnx,text,test,dev
+EXTRAS := data,plot,report,tensorboard,search,onnx,text,test,dev
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 TESTED := $(VENV)/tested
@@ -163,7 +163,8 @@ define INSTALL
 	  "'$(PYTHON)' came without its C headers: install them (Debian, Ubuntu: python3-dev)." >&2; exit 1; }
 	@test -x $(RUN) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing packages: $(subst $(comma),$(comma) ,$(1))"
-	@$(RUN) -c '$(PACKAGES)' $(1) | $(RUN) -m pip install -qq --requirement /dev/stdin
+	@packages=$$($(RUN) -c '$(PACKAGES)' $(1)) && \
+	  echo "$$packages" | $(RUN) -m pip install -qq --requirement /dev/stdin
 endef
 comma := ,
 

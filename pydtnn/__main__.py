@@ -20,7 +20,7 @@ COMMANDS = {
     "predict": "predict the classes of images with a saved model",
     "runs": "a table of runs, and what differs between them",
     "report": "one HTML page about runs",
-    "checkpoint": "list, verify, compare and repair the checkpoints of a run",
+    "checkpoint": "list and verify the checkpoints of a run",
     "trace": "summarise, compare and export what every rank did",
     "oracle": "predict the time of all parallel strategies on a platform",
     "calibrate": "measure the platform of a job",
@@ -57,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Default: the arguments of this process.
     """
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
+    absent = find_spec("pydtnn.tools") is None
+    tools = {name for name, module in ELSEWHERE.items() if absent and module.startswith("tools.")}
+    if name in tools:
+        print(f"pydtnn: {name} requires the tools of pydtnn, not installed here", file=sys.stderr)
+        return 1
     if name in COMMANDS:
         return module_of(name).main(rest[:-1])
     if name and name not in HELP:
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pydtnn {__version__}: pydtnn COMMAND --help, or python -m pydtnn COMMAND --help\n")
         width = max(map(len, COMMANDS))
         for name, purpose in COMMANDS.items():
-            if not ELSEWHERE.get(name, "").startswith("tools.") or find_spec("pydtnn.tools"):
+            if name not in tools:
                 print(f"{name:{width}}  {purpose}")
     return 0
 

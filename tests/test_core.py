@@ -47,3 +47,6 @@ def test_the_list_of_commands_is_that_of_the_core(core, tmp_path):
     done = subprocess.run(command, env=core, check=True, **given)
     assert "  train " in f"  {done.stdout}".replace("\n", "\n  ")
     assert "oracle" not in done.stdout
+    done = subprocess.run([*command, "oracle"], env=core, check=False, **given)
+    assert done.returncode == 1
+    assert done.stderr == "pydtnn: oracle requires the tools of pydtnn, not installed here\n"

@@ -35,6 +35,7 @@ def start(command: list[str], stdout: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(
     "command", [DRAW, pytest.param(["pydtnn.train", "--help"], marks=pytest.mark.long)], ids=str
 )
@@ -46,6 +47,7 @@ def test_a_command_ends_in_silence_where_its_reader_has_gone(command):
     assert process.returncode in ({0} if "--help" in command else set()) | {128 + signal.SIGPIPE}
 
 
+@pytest.mark.tools
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_output_that_cannot_be_written_is_one_sentence():
     with open("/dev/full", "w") as full, start(DRAW, full.fileno()) as process:
@@ -54,6 +56,7 @@ def test_output_that_cannot_be_written_is_one_sentence():
     assert process.returncode == 1
 
 
+@pytest.mark.tools
 def test_a_command_without_an_output_ends_in_order():
     command = f"{sys.executable} -m pydtnn.comm list >&-"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import isfunction
+from inspect import isfunction, unwrap
 from typing import Any, ClassVar
 
 import ml_dtypes  # noqa: F401  # makes "bfloat16" a dtype
@@ -72,8 +72,8 @@ class Compiled:
 
     Kernels `require` that arrays are `native` or, if there is a variant for bfloat16, `supported`,
     before they write anything; of others (another type, an output that is not contiguous) the
-    reference is called instead, unless the class does so itself (``requires=False``). Inputs that
-    are not contiguous are copied.
+    reference is called instead. Those of the shortest steps call it themselves, which costs less.
+    Inputs that are not contiguous are copied.
 
     Parameters
     ----------
@@ -88,10 +88,11 @@ class Compiled:
     table: ClassVar[Any]
     """Extension class of the family, constructed with the number of the instruction set."""
 
-    def __init_subclass__(cls, *, requires: bool = True) -> None:
+    def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name, kernel in [*vars(cls).items()] if requires else ():
-            if isfunction(kernel) and not name.startswith("_") and hasattr(super(cls, cls), name):
+        for name, kernel in [*vars(cls).items()]:
+            replaces = isfunction(kernel) and hasattr(super(cls, cls), name)
+            if replaces and not {name[0], *unwrap(kernel).__code__.co_names} & {"_", "super"}:
                 setattr(cls, name, _or_reference(cls, kernel))
 
     def __init__(self, xp: Any, isa: str, threads: int) -> None:

@@ -61,7 +61,7 @@ def candidates(geometry: ConvGeometry, pairs: bool = False) -> tuple[str, ...]:
     return ("direct",)
 
 
-class CpuConv(Compiled, reference.ConvKernels, requires=False):
+class CpuConv(Compiled, reference.ConvKernels):
     """Convolutions on the CPU; shapes as in the reference.
 
     Inputs that are not contiguous are copied. Outputs that are not contiguous and mixed types run

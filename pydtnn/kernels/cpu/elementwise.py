@@ -31,7 +31,8 @@ class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
 
     def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Apply activation `name` to `x`; `out` may be `x`."""
-        require(name in NUMBERS and supported(out, x))
+        if name not in NUMBERS or not supported(out, x):
+            return super().forward(name, x, out=out, alpha=alpha)
         self.kernels.forward(NUMBERS[name], contiguous(x), out, alpha, self.threads)
 
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
@@ -43,9 +44,9 @@ class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:
         """Compute ``out = a + b``; `out` may be either."""
-        # NumPy adds views without a copy
         pitched = not (a.flags.c_contiguous and b.flags.c_contiguous) and a.dtype.itemsize > 2
-        require(not pitched and supported(out, a, b) and a.shape == b.shape == out.shape)
+        if pitched or not supported(out, a, b) or not a.shape == b.shape == out.shape:
+            return super().add(a, b, out=out)  # NumPy adds views without a copy
         self.kernels.add(contiguous(a), contiguous(b), out, self.threads)
 
     def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:

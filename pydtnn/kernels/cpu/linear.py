@@ -24,23 +24,27 @@ class CpuLinear(Compiled, reference.LinearKernels):
 
     def forward(self, x: Array, w: Array, b: Array | None, *, out: Array) -> None:
         """Compute ``out = x w' + b``."""
-        require(supported(out, x, w) and beside(out, b))
+        if not (supported(out, x, w) and beside(out, b)):
+            return super().forward(x, w, b, out=out)
         b = None if b is None else contiguous(b)
         self.kernels.forward(contiguous(x), contiguous(w), b, out, self.threads)
 
     def backward_data(self, dy: Array, w: Array, *, out: Array) -> None:
         """Compute ``dx = dy w`` into `out` (N, I)."""
-        require(supported(out, dy, w))
+        if not supported(out, dy, w):
+            return super().backward_data(dy, w, out=out)
         self.kernels.backward_data(contiguous(dy), contiguous(w), out, self.threads)
 
     def backward_filter(self, x: Array, dy: Array, *, out: Array, accumulate: bool = False) -> None:
         """Compute ``dw = dy' x`` into `out` (O, I)."""
-        require(gradient(out, x, dy))
+        if not gradient(out, x, dy):
+            return super().backward_filter(x, dy, out=out, accumulate=accumulate)
         self.kernels.backward_filter(contiguous(x), contiguous(dy), out, accumulate, self.threads)
 
     def backward_bias(self, dy: Array, *, out: Array, accumulate: bool = False) -> None:
         """Sum `dy` (..., C) over all axes but the last into `out` (C,)."""
-        require(gradient(out, dy))
+        if not gradient(out, dy):
+            return super().backward_bias(dy, out=out, accumulate=accumulate)
         self.kernels.backward_bias(contiguous(dy), out, accumulate, self.threads)
 
     def add_rows(self, dy: Array, rows: Array, *, out: Array, accumulate: bool = False) -> None:

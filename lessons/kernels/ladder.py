@@ -2,11 +2,11 @@
 
     python lessons/kernels/ladder.py [--plot FILE]
 
-Every rung is a C file, whose first lines say why it is faster than the one before and what still
-limits it. All are compiled for this machine, compared with NumPy on awkward sizes, and timed on one
-thread beside the roofline: the smaller of the peak of the arithmetic units, and of the operations
-for each byte that must be moved at least times the bandwidth of memory (Williams, Waterman and
-Patterson, "Roofline", 2009). The best rungs are compared with NumPy and with this library.
+Every rung is a C file, whose first lines say what it changes, why that is faster, and what limits
+it. All are compiled for this machine, compared with NumPy on awkward sizes, and timed on one thread
+beside the roofline: the smaller of the peak of the arithmetic units, and of the operations for each
+byte that must be moved at least times the bandwidth of memory (Williams, Waterman and Patterson,
+"Roofline", 2009). The best rungs are compared with NumPy and with this library.
 """
 
 from __future__ import annotations

@@ -827,3 +827,16 @@ def _typed_as(config: TrainConfig, label: str, value: str = "") -> str:
     if value.partition("=")[0] not in parts:
         return ""
     return typed(config, own.name) if "=" in value else f"{own.label} {value}"
+
+
+REMOVED = {
+    "mlperf_log": "history.json and measurements.jsonl have its values",
+    "compute": "--platform names a platform, which pydtnn calibrate measures",
+    "balance": "--straggler-factor names slow ranks",
+    "checkpoint_local": "checkpoints are written in the background",
+    "checkpoint_local_every": "checkpoints are written in the background",
+    "keep_every": "copy a checkpoint that is to remain",
+    "stage": "copy the shards to a disk of each host before the start",
+    "class_balanced": "use --loss cross_entropy:class_weights=balanced",
+}
+"""Options of earlier versions, and what to use instead; only the last determines the training."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
+from pydtnn.cli.config import GROUPS, REMOVED, Flag, TrainConfig, flags
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import ALL, HelpFormatter, Parser, help_columns
 from pydtnn.utils.files import read_file
@@ -176,6 +176,10 @@ def _read_file(file: str) -> Iterator[Setting]:
     known, seen = flags(TrainConfig), set()
     for key, value in content.items():
         name = key.replace("-", "_")
+        if name in REMOVED:  # what an earlier version has printed has all options
+            if value not in (None, False, "auto"):
+                raise ValueError(f"{who}: {key} has been removed: {REMOVED[name]}")
+            continue
         if name not in known:
             raise ValueError(_nearest("key in the configuration file", key, [*known]))
         if name in seen:
@@ -259,6 +263,7 @@ def create_parser() -> _Parser:
             keywords |= {"metavar": own.metavar, "action": "append" if repeated else "store"}
         group.add_argument(own.spelling, **keywords)
     parser.add_argument_group(NAMES)
+    parser.removed = {"--" + name.replace("_", "-"): use for name, use in REMOVED.items()}
     return parser
 
 

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydtnn.cli.config import TrainConfig, flags, read_axes
+from pydtnn.cli.config import REMOVED, TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.saving import check_replaceable
@@ -282,13 +282,6 @@ def remove_empty(made: Iterable[Path]) -> None:
 
 
 TRACE = ("trace", "trace_steps", "trace_kernels")
-
-REMOVED = (
-    *("mlperf_log", "compute", "balance"),
-    *("checkpoint_local", "checkpoint_local_every", "keep_every", "stage"),
-    "class_balanced",
-)
-"""Options of earlier versions that did not determine what is trained, unless it was balanced."""
 
 NOT_INHERITED = (
     *("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE, *REMOVED),

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from pydtnn.cli.config import GROUPS, TrainConfig, flags
+from pydtnn.cli.config import GROUPS, REMOVED, TrainConfig, flags
 from pydtnn.cli.parser import ESSENTIAL, parse
 from pydtnn.cli.report import not_default
 from pydtnn.models import MODELS
@@ -255,3 +255,16 @@ def test_a_help_page_that_nobody_reads_any_more_is_not_taken_for_a_bad_file(monk
     monkeypatch.setattr("pydtnn.train.discard", lambda: discarded.append(True))
     assert main(["--help"]) == 128 + signal.SIGPIPE
     assert discarded == [True]
+
+
+@each("name", REMOVED)
+def test_an_option_that_was_removed_is_answered_with_what_to_use(name, tmp_path):
+    option = "--" + name.replace("_", "-")
+    with pytest.raises(ValueError, match=f"^{option} has been removed: {REMOVED[name]}$"):
+        parse([f"{option}=1"])
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{name}: null\nepochs: 3\n")  # as an earlier version printed it
+    assert parse([f"--config={file}"]).epochs == 3
+    file.write_text(f"{name}: true\n")
+    with pytest.raises(ValueError, match=f"train: --config: {name} has been removed: "):
+        parse([f"--config={file}"])

@@ -19,9 +19,9 @@ continue, or while they do not."""
 class RunState(Enum):
     """Where a run is.
 
-    STARTING: not all ranks are watched. WATCHED, for a rank: the monitor process decides. RUNNING:
-    whoever has this state decides. REPORTED: an error has been reported, and the ranks end by
-    themselves. ENDING: they are ended. ENDED: there is nothing left to watch.
+    STARTING: not all ranks are watched. WATCHED, for a rank: the monitor process acts. RUNNING: the
+    process with this state acts. REPORTED: an error has been reported, and the ranks are ending.
+    ENDING: they are ended. ENDED: there is nothing left to watch.
     """
 
     STARTING, WATCHED, RUNNING, REPORTED, ENDING, ENDED = range(6)

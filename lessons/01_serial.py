@@ -1,9 +1,9 @@
 """01 Serial training: everything that the other lessons divide over ranks, written out.
 
-A network of three linear layers tells the directions of waves in images of 8 x 8. A step computes
-the outputs (forward), the gradient of the mean loss of the batch with respect to each parameter
-(backward, by the chain rule from the last layer to the first), and moves each parameter against its
-gradient (stochastic gradient descent; Robbins and Monro, 1951).
+A network of three linear layers classifies images of 8 x 8 by the direction of a wave. A step
+computes the outputs (forward), the gradient of the mean loss of the batch with respect to each
+parameter (backward, by the chain rule from the last layer to the first), and moves each parameter
+against its gradient (stochastic gradient descent; Robbins and Monro, 1951).
 
 Three things can be divided: the samples of a batch (lessons 02 to 13), the arrays of a layer (14 to
 19), and the layers (20 to 22). Every division must end in the parameters of this file.
@@ -16,7 +16,7 @@ from ranks import Array, Rank, main
 
 
 def train(rank: Rank) -> Array:
-    """Train on one rank; the others do the same."""
+    """Train on whole batches; all ranks compute the same."""
     w1, b1, w2, b2, w3, b3 = parameters()  # (64, 24), (24,), (24, 12), (12,), (12, 4), (4,)
     for step in range(STEPS):
         x, labels = batch(step)  # (N, 8, 8), (N,)

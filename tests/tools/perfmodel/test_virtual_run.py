@@ -52,7 +52,7 @@ def test_a_trace_has_virtual_times(tmp_path):
         ([*VIRTUAL, "--device=cuda"], "--device cuda; use --device cpu or numpy"),
         ([*VIRTUAL, "--loader-threads=2"], "--loader-threads 2; omit it, as batches"),
         (["--timing-only"], "--virtual-ranks timing_only requires --virtual-ranks"),
-        (["--compute=times.yaml"], "no option --compute; use --platform FILE, which"),
+        (["--compute=times.yaml"], "--compute has been removed: --platform names a platform"),
         (["--virtual-ranks=0", "--platform=cpu-1gbit"], "--virtual-ranks must be at least 1"),
         (["--virtual-ranks=2", "--platform=cpu-2gbit"], "cpu-2gbit"),
         (["--virtual-ranks=20", "--platform=cpu-1gbit"], "at most one rank per sample"),

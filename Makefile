@@ -61,8 +61,9 @@ TESTS = $(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side)
 test: $(TESTED)
 	$(TESTS) -m "not long and not measure" $(PYTEST_FLAGS)
 
-# The ladders of kernels, from the definition to what libraries do, on this machine.
+# The ladders of an allreduce, on virtual ranks, and of kernels, from the definition to what libraries do, on this machine.
 ladder: $(QUICK)
+	$(RUN) lessons/allreduce/steps.py
 	$(RUN) lessons/kernels/ladder.py
 
 # The fast tests of the library without its tools and the code for GPUs.

@@ -160,6 +160,40 @@ def test_a_solution_is_checked_on_all_numbers_of_ranks(lesson, tmp_path, monkeyp
     assert "exercise 02 is right" in capsys.readouterr().out
 
 
+@pytest.fixture
+def steps(lesson, monkeypatch):
+    pytest.importorskip("pydtnn.tools")
+    monkeypatch.syspath_prepend(str(FOLDER / "allreduce"))
+    return importlib.import_module("steps")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_each_step_of_an_allreduce_sums_what_numpy_does(ranks, steps):
+    for name in steps.STEPS:
+        steps.outcome(name, ranks)  # asserts the sum
+        assert (FOLDER / "allreduce" / f"{name}.py").read_text().count("\n") <= 80
+
+
+def test_each_step_of_an_allreduce_is_faster_and_the_table_of_contents_has_its_row(steps, capsys):
+    done = steps.table(steps.STEPS, 8)
+    seconds = [outcome.seconds for outcome in done.values()]
+    assert seconds == sorted(seconds, reverse=True)
+    n = 8 * steps.ELEMENTS
+    sent = [7 * n, 3 * n, 3 * n, *[2 * 7 * n // 8] * 4]
+    assert [outcome.nbytes for outcome in done.values()] == sent
+    text = (FOLDER / "README.md").read_text()
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        name, messages, size, time, share = line.replace("%", " %").split(maxsplit=4)
+        assert f"(allreduce/{name}.py) | {messages} | {size} | {time} | {share} |" in text
+
+
+def test_a_ring_takes_the_time_of_its_formula(steps):
+    seconds = steps.outcome("sum_5_ring", 8).seconds
+    chunk = 8 * steps.ELEMENTS / 8
+    expected = 14 * (steps.LATENCY + chunk / steps.BANDWIDTH) + 7 * chunk * steps.ADD
+    assert seconds == pytest.approx(expected, rel=1e-2)
+
+
 RUNGS = sorted(path for path in (FOLDER / "kernels").glob("*_*.c"))
 
 

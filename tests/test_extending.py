@@ -16,7 +16,6 @@ from pydtnn import layers
 from pydtnn.callbacks import Callback
 from pydtnn.comm import create_communicator, run_threads
 from pydtnn.comm.schedules import steps
-from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.data import ArrayDataset, Dataset
 from pydtnn.kernels import create_backend
@@ -37,6 +36,7 @@ from pydtnn.parallel.schemes import (
     ShardedOptimizer,
     swap,
 )
+from pydtnn.tools.schedules.check import check
 from pydtnn.tools.testing import check_layer, check_loss, check_plan, check_scheme
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.lazy import Named

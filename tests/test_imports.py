@@ -42,6 +42,7 @@ AREAS = {
     "models": ["models"],
     "testing": ["tools.testing"],
     "tracing": ["tools.tracing"],
+    "allreduces": ["tools.schedules.check", "tools.schedules.timeline"],
     "report": ["tools.report"],
     "runs": ["tools.runs"],
     "perfmodel": ["tools.perfmodel"],
@@ -81,13 +82,14 @@ ALLOWED = {
     "models": {"utils", "layers", "parameters"},
     "testing": {*BELOW_TRAINING, "training"},
     "tracing": {"utils", "comm", "training"},
+    "allreduces": {"utils", "comm"},
     "report": {"utils", "tracing", "runs"},
     "runs": {*BELOW_TRAINING, "training"},
     "programs": {*BELOW_PROGRAMS, "models"},
-    "perfmodel": {*BELOW_PROGRAMS, "models", "programs"},
+    "perfmodel": {*BELOW_PROGRAMS, "models", "programs", "allreduces"},
     "tools": {
         *(*BELOW_PROGRAMS, "models", "programs", "interchange", "testing", "tracing", "report"),
-        *("runs", "perfmodel"),
+        *("runs", "perfmodel", "allreduces"),
     },
     "public": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }

@@ -12,6 +12,7 @@ from pydtnn.comm.schedules.rule import RULE, VENDOR, create_allreduce
 from pydtnn.comm.serial import Serial
 from pydtnn.kernels import import_cuda
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.utils.tools import find_tool
 
 
 def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
@@ -24,9 +25,8 @@ def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
     """
     found, _ = find(config, "allreduce")
     if found.ready:
-        from pydtnn.comm.schedules.check import check
-
-        check(found.target, comm.hosts)  # an incorrect one would deadlock or sum wrongly
+        tool = find_tool("schedules", "train: --allreduce: the proof of an algorithm")
+        tool.check(found.target, comm.hosts)  # an incorrect one would deadlock or sum wrongly
     # On GPUs the transport sums arrays, unless they are staged in host memory.
     device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)
     return create_allreduce(VENDOR if device and found.name == RULE else found, comm)

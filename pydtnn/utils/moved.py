@@ -17,6 +17,10 @@ MOVED = {
         for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
     },
     "pydtnn.comm.__main__": "pydtnn.tools.schedules.allreduce",
+    **{
+        f"pydtnn.comm.schedules.{name}": f"pydtnn.tools.schedules.{name}"
+        for name in ("check", "timeline")
+    },
     "pydtnn.comm.schedules.auto": "pydtnn.comm.schedules.rule",
     "pydtnn.comm.schedules.flows": "pydtnn.tools.perfmodel.engine.flows",
     "pydtnn.comm.schedules.network": "pydtnn.tools.perfmodel.network",

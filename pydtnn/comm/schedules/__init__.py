@@ -2,7 +2,7 @@
 
 An algorithm is a generator of the rounds of one rank (`steps`), built from a few combinators
 (`compose`); those of the literature are in `algorithms`. Nothing here communicates: the rounds
-are carried out by `executor`, verified by `check` and displayed by `picture`.
+are carried out by `executor`, and verified and displayed by `pydtnn.tools.schedules`.
 """
 
 from __future__ import annotations

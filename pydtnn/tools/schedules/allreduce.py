@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
-from pydtnn.comm.schedules.check import ScheduleError, associations, check
 from pydtnn.tools.schedules.allreduce_picture import count, draw, text, title
+from pydtnn.tools.schedules.check import ScheduleError, associations, check
 from pydtnn.utils.command import Parser, run_subcommand
 
 EXAMPLES = """examples:

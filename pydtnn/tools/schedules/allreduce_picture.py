@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.schedules.check import carry_out, contributions, unite
 from pydtnn.comm.schedules.steps import Part
-from pydtnn.comm.schedules.timeline import MatchedPlan, PlanMessage
+from pydtnn.tools.schedules.check import carry_out, contributions, unite
+from pydtnn.tools.schedules.timeline import MatchedPlan, PlanMessage
 from pydtnn.utils.figures import BAND, INK, LINE, PALETTE, QUIET, save_figure
 
 MAX_RANK_COLUMNS = 16

@@ -1,13 +1,21 @@
 """Schedules as text and pictures, and the command line that shows and checks them."""
 
 import sys
+import tomllib
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from pydtnn.cli import parallel
+from pydtnn.cli.config import TrainConfig
+from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.check import check
+from pydtnn.tools.schedules import check as proof
 from pydtnn.tools.schedules.allreduce import main
 from pydtnn.tools.schedules.allreduce_picture import busiest, draw, text, title
+from pydtnn.tools.schedules.check import check
+from pydtnn.utils.errors import RankError
 from tests.each import each
 
 HIERARCHICAL = """\
@@ -61,6 +69,30 @@ def test_titles_of_other_schedules():
     assert text("ring", check("ring", 1), ["a"]) == "ring of 1 rank: 0 rounds; nothing is sent"
     assert "the busiest rank sends 3 n" in title("tree", check("binomial_tree", 8), range(8))
     assert busiest([]) == 0
+
+
+STAR = """
+from pydtnn.comm.schedules.steps import ALL, add, send
+
+def star(group):
+    if group.rank:
+        yield (send(0, ALL),)
+    else:
+        yield tuple(add(rank, ALL) for rank in range(1, group.size))
+"""
+
+
+def test_training_refuses_an_algorithm_that_is_no_allreduce(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "find_tool", lambda *names: proof)
+    (tmp_path / "star.py").write_text(STAR)
+    config = TrainConfig(allreduce=f"{tmp_path / 'star.py'}:star")
+    with pytest.raises(RankError, match="rank 1 lacks the contribution of rank 0"):
+        run_threads(2, partial(parallel.choose_allreduce, config))
+
+
+def test_the_proof_is_found_by_its_entry_point():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pydtnn.tools"]["schedules"] == proof.__name__
 
 
 # -- pictures --------------------------------------------------------------------------------------

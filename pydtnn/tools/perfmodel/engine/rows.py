@@ -17,9 +17,9 @@ import numpy as np
 
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.steps import Part, Round
-from pydtnn.comm.schedules.timeline import timeline
 from pydtnn.tools.perfmodel.engine.flows import Flows
 from pydtnn.tools.perfmodel.network import Network, Pair
+from pydtnn.tools.schedules.timeline import timeline
 
 MAX_ROUND_BY_ROUND = 64
 """Ranks up to which the rounds of all are generated without looking for a rotation."""

@@ -6,8 +6,8 @@ import pytest
 
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.algorithms import ring
-from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
 from pydtnn.comm.schedules.steps import ALL, MessageStep, Part, add, part, receive, send
+from pydtnn.tools.schedules.check import ScheduleError, associations, check, plan
 from tests.each import each
 
 FIRST, SECOND = part(0, 2), part(1, 2)

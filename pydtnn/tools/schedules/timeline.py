@@ -1,6 +1,6 @@
 """Matching of sends and receives, and the order in which the rounds of all ranks begin and end.
 
-Shared by the checker and the drawing: the rounds of one rank contain no information about those of
+Shared by the check and the drawing: the rounds of one rank contain no information about those of
 other ranks until they are combined here.
 """
 

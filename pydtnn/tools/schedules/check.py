@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.steps import ALL, MessageStep, Part, Round
-from pydtnn.comm.schedules.timeline import (
+from pydtnn.tools.schedules.timeline import (
     MatchedPlan,
     Plan,
     PlanMessage,
@@ -101,7 +101,7 @@ def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
     >>> check([[(send(1, ALL),)], [(add(0, ALL),)]])
     Traceback (most recent call last):
     ...
-    pydtnn.comm.schedules.timeline.ScheduleError: rank 0 lacks the contribution of rank 1 to ...
+    pydtnn.tools.schedules.timeline.ScheduleError: rank 0 lacks the contribution of rank 1 to ...
     """
     ranks = plan(schedule, hosts)
     for rank, its_rounds in enumerate(ranks):

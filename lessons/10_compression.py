@@ -11,6 +11,8 @@ gradients. A rank sends ``(P - 1) k`` elements and positions, which beats a ring
 n``.
 """
 
+from math import ceil
+
 import numpy as np
 
 from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, part, split
@@ -23,7 +25,7 @@ SHARE = 0.1
 def compress(gradient: Array, memory: Array) -> tuple[Array, Array]:
     """Return positions (k,) and values (k,) of the largest elements; `memory` keeps the others."""
     memory += gradient  # (n,): what was not sent before belongs to it
-    k = max(1, round(SHARE * memory.size))
+    k = ceil(SHARE * memory.size)
     positions = np.sort(np.argpartition(-np.abs(memory), k - 1)[:k])
     values = memory[positions].copy()
     # exercise: what happens to the memory of what is sent?
@@ -72,7 +74,7 @@ def serial(size: int) -> Array:
 
 def bytes_sent(size: int) -> int:
     """Return the bytes of k positions and k values, P - 1 times in each step."""
-    k = max(1, round(SHARE * join(parameters()).size))
+    k = ceil(SHARE * join(parameters()).size)
     return STEPS * (size - 1) * k * (8 + 8)
 
 

@@ -161,6 +161,23 @@ def test_a_solution_is_checked_on_all_numbers_of_ranks(lesson, tmp_path, monkeyp
 
 
 @pytest.fixture
+def library(lesson):
+    return importlib.import_module("library")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("number", LESSONS)
+def test_the_library_trains_to_the_parameters_of_a_lesson(number, size, library):
+    assert library.difference(number, size) <= 1e-10
+
+
+def test_another_program_of_the_library_ends_in_other_parameters(library, monkeypatch):
+    for number, other in (("08", "02"), ("09", "08"), ("10", "02"), ("11", "02")):
+        monkeypatch.setitem(library.PROGRAMS, number, library.PROGRAMS[other])
+        assert library.difference(number, 2) > 1e-4
+
+
+@pytest.fixture
 def steps(lesson, monkeypatch):
     pytest.importorskip("pydtnn.tools")
     monkeypatch.syspath_prepend(str(FOLDER / "allreduce"))

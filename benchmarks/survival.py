@@ -9,7 +9,7 @@ Requires Open MPI; `host`, and `--hosts`, emulated hosts (`benchmarks.comm.clust
 evaluates and writes checkpoints for a few seconds. Ranks are killed at a random moment of its
 duration, which begins when all processes of the ranks exist. A run is good if it ends with
 status 0 without the ranks; in exact modes its weights must have the bytes of an undisturbed run.
-MPI cannot start without all ranks: `pydtnn.launch` starts a run again that has lost one before
+MPI cannot start without all ranks: `pydtnn launch` starts a run again that has lost one before
 ("restarted"). A restart for any other reason makes a run bad.
 With `--keep`, the output of the others remains; of a run that hangs it has the stacks of all ranks.
 
@@ -190,7 +190,7 @@ class Launch:
         train += [f"--output-dir={folder / 'run'}", f"--save={folder / 'end.safetensors'}"]
         options = ["--with-ft", "ulfm"] if survives else []
         train += ["--survive"] if survives else []
-        again = [sys.executable, "-m", "pydtnn.launch", "--restarts=1", "--"] if survives else []
+        again = [sys.executable, "-m", "pydtnn", "launch", "--restarts=1", "--"] if survives else []
         if self._cluster is None:
             command = [*again, str(mpiexec()), *options, "-n", str(self.ranks), *train]
             environment = {**OPENMPI, **os.environ}

@@ -81,6 +81,6 @@ if __name__ == "__main__":
         train,
         bytes_sent,
         "8 (4 (P - 1) (n + P) + 3 (P - 2) (n + P - 1))",
-        "pydtnn/training/recovery.py: RecoveryState",
+        "pydtnn/tools/survival/recovery.py: RecoveryState",
         serial=trained,
     )

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "oracle": "tools.perfmodel.oracle",
     "calibrate": "tools.perfmodel.calibration",
     **{name: f"tools.{name}" for name in ("checkpoint", "completion", "predict", "report", "runs")},
-    **{name: f"tools.{name}" for name in ("interchange", "search", "testing", "trace")},
+    **{name: f"tools.{name}" for name in ("interchange", "launch", "search", "testing", "trace")},
 }
 """Modules of commands that have another name."""
 

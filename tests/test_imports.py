@@ -47,7 +47,7 @@ AREAS = {
     "runs": ["tools.runs"],
     "perfmodel": ["tools.perfmodel"],
     "programs": [
-        *("__main__", "cli", "launch", "train"),
+        *("__main__", "cli", "train"),
     ],
     "tools": [
         "tools",

@@ -17,7 +17,6 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.cli.step_meter import StepMeter
-from pydtnn.cli.survival import Survival
 from pydtnn.cli.workload import (
     changes_of,
     describe_data,
@@ -184,7 +183,7 @@ class Job:
     meter: StepMeter | None = None
     predicted: Any = None
     sent_before: int = 0
-    survival: Survival | None = None
+    survival: Any = None
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -238,7 +237,7 @@ def create_job(
     directory: Path,
     mesh: Mesh | None = None,
     data: tuple[Dataset, Dataset] | None = None,
-    survival: Survival | None = None,
+    survival: Any = None,
 ) -> Job:
     """Build data, model, optimizer, scheme, callbacks and trainer; nothing is communicated.
 
@@ -264,7 +263,7 @@ def create_job(
     optimizer = create_optimizer(config, parts.work.batch, parts.steps)
     before = None
     if survival is not None:
-        optimizer.needs_all_gradients = True  # see `pydtnn.training.recovery`
+        optimizer.needs_all_gradients = True  # see `pydtnn.tools.survival.recovery`
         before = survival.job
     if before is None:
         callbacks = create_callbacks(config, comm, directory, parts, meter)

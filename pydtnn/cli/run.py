@@ -25,7 +25,6 @@ from pydtnn.cli.parallel import (
 )
 from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
 from pydtnn.cli.run_directory import RunFolder, run_directory
-from pydtnn.cli.survival import Survival, check_survival
 from pydtnn.cli.workload import changes_of, fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
@@ -82,12 +81,14 @@ def run(
     """
     if comm.supervision is not None:
         comm.supervision.limit(config.timeout)  # before the first call that waits for other ranks
-    survival = Survival(config, comm.launched) if config.survive else None
+    survival = None
+    if config.survive:
+        tool = together(comm, find_tool, "survival", "train: --survive")
+        survival = tool.Survival(config, comm.launched)
     while True:
         try:
-            together(comm, check_survival, config, comm)
             if survival is not None:
-                config = survival.on(comm.size)
+                config = together(comm, survival.on, comm)
             return _attempt(config, comm, survival, callbacks, data)
         except (Exception, RankFailure) as error:
             if survival is None or not (isinstance(error, RankFailure) or comm.lost_ranks()):
@@ -98,7 +99,7 @@ def run(
 def _attempt(
     config: TrainConfig,
     comm: Communicator,
-    survival: Survival | None,
+    survival: Any,
     callbacks: Sequence[Callback],
     data: tuple[Dataset, Dataset] | None,
 ) -> None:

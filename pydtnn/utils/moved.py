@@ -36,9 +36,11 @@ MOVED = {
     **{f"pydtnn.{name}": f"pydtnn.tools.{name}" for name in ("testing", "trace")},
     "pydtnn.calibrate": "pydtnn.tools.perfmodel.calibration",
     "pydtnn.info": "pydtnn.cli.info",
+    "pydtnn.launch": "pydtnn.tools.launch",
     "pydtnn.oracle": "pydtnn.tools.perfmodel.oracle",
     "pydtnn.perfmodel.workload": "pydtnn.training.workload",
     "pydtnn.perfmodel": "pydtnn.tools.perfmodel",
+    "pydtnn.training.recovery": "pydtnn.tools.survival.recovery",
     **{
         f"pydtnn.tracing.{name}": f"pydtnn.training.tracing.{name}"
         for name in ("recorder", "records", "writing")

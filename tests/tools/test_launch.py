@@ -1,4 +1,4 @@
-"""``python -m pydtnn.launch``: a run that fails is started again and ends with the same bytes."""
+"""``python -m pydtnn launch``: a run that fails is started again and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.child import ProgramEnd
-from pydtnn.launch import Launch, failed, find_options, main
+from pydtnn.tools.child import ProgramEnd
+from pydtnn.tools.launch import Launch, failed, find_options, main
 from pydtnn.training.checkpoint import find_checkpoints
 from tests.each import each
 from tests.launch import MPICH, is_openmpi, mpiexec, why_not
@@ -185,7 +185,7 @@ def launch(folder: Path, ranks: int, options: Sequence[str] = ()) -> subprocess.
     """Start a small exact run in a folder."""
     command = [str(mpiexec()), "-n", str(ranks), sys.executable, "-m", "pydtnn.train"]
     return subprocess.Popen(
-        [sys.executable, "-m", "pydtnn.launch", "--restarts=5", "--", *command, *TINY, *EXACT]
+        [sys.executable, "-m", "pydtnn", "launch", "--restarts=5", "--", *command, *TINY, *EXACT]
         + ["--output-dir=run", "--quiet", *options],
         cwd=folder,
         env={**MPICH, **os.environ},

@@ -21,10 +21,10 @@ from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.layers import Linear, Sequential
 from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer
 from pydtnn.saving.weights import decode
+from pydtnn.tools.survival.recovery import RecoveryState, capture
 from pydtnn.tools.tracing import build_timeline, read_traces
 from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.recovery import RecoveryState, capture
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 from pydtnn.utils.interval import parse_interval
 from tests.small_training import small_fit, small_trainer

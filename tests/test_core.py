@@ -30,6 +30,7 @@ def test_ranks_train(core, tmp_path):
     ("options", "sentence"),
     [
         (["--parallel=auto"], "auto.* requires the tools of pydtnn"),
+        (["--trace=trace"], "--trace requires the tools of"),
         (["--survive"], "--survive requires the tools of"),
         (["--virtual-ranks=2", "--platform=cpu-1gbit"], "--virtual-ranks requires the tools of"),
     ],

@@ -20,8 +20,8 @@ from pydtnn.cli.parser import Arguments
 from pydtnn.data import shards
 from pydtnn.saving import models
 from pydtnn.tools.completion import parser_of
+from pydtnn.tools.tracing import records
 from pydtnn.training.checkpoint import content
-from pydtnn.training.tracing import records
 from pydtnn.utils.names import foreign_names
 from tests.each import each
 from tests.test_imports import ROOT

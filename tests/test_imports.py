@@ -81,7 +81,7 @@ ALLOWED = {
     "callbacks": {*BELOW_TRAINING, "training"},
     "models": {"utils", "layers", "parameters"},
     "testing": {*BELOW_TRAINING, "training"},
-    "tracing": {"utils", "comm", "training"},
+    "tracing": {*BELOW_TRAINING, "training"},
     "allreduces": {"utils", "comm"},
     "report": {"utils", "tracing", "runs"},
     "runs": {*BELOW_TRAINING, "training"},

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
-from pydtnn.training.tracing.records import file_of
 from tests.ahead import mpiexec
 from tests.each import each
 from tests.launch import ROOT, Finished, Program, why_not
@@ -103,6 +102,7 @@ def test_a_rank_that_does_not_go_on_is_named_and_all_end(where, act, rank, call,
     check_table(where, act, rank, ahead.stderr)
 
 
+@pytest.mark.tools
 @pytest.mark.ahead(
     call=lambda act, folder: (late("forward", act, 0, 7, folder, "--trace=trace"), folder)
 )
@@ -111,9 +111,10 @@ def test_every_rank_that_can_run_writes_its_trace(act, ahead):
     finished, folder = ahead
     assert finished.returncode == (TIMEOUT_STATUS if act == STOP else 1), finished
     written = range(act == STOP, 3)
-    assert sorted((folder / "trace").iterdir()) == [file_of(folder / "trace", r) for r in written]
-    for rank in written:
-        with np.load(file_of(folder / "trace", rank)) as trace:
+    files = [folder / "trace" / f"rank-{rank:04}.npz" for rank in written]
+    assert sorted((folder / "trace").iterdir()) == files
+    for file in files:
+        with np.load(file) as trace:
             assert "backward" in trace["names"][trace["records"]["name"]]
 
 

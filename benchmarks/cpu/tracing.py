@@ -26,7 +26,7 @@ from benchmarks.common.work import WORK, Ours
 from pydtnn.comm import create_communicator
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.supervision import CurrentActivity
-from pydtnn.training.tracing.recorder import Recorder
+from pydtnn.tools.tracing.recorder import Recorder
 from pydtnn.utils.observer import Kind
 
 WARM_UP = 3  # steps; the first one chooses algorithms

@@ -36,7 +36,6 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
-from pydtnn.training import tracing
 from pydtnn.training.callback import Callback
 from pydtnn.training.capabilities import why_not
 from pydtnn.training.objective import check_metrics, metrics_of
@@ -179,7 +178,7 @@ class Job:
     steps_per_epoch: int
     directory: Path
     loaded: Any = None
-    recorder: tracing.Recorder | None = None
+    recorder: Any = None
     meter: StepMeter | None = None
     predicted: Any = None
     sent_before: int = 0
@@ -269,7 +268,7 @@ def create_job(
         callbacks = create_callbacks(config, comm, directory, parts, meter)
         recorder = None
         if config.trace is not None:
-            recorder = tracing.Recorder(config.traced_steps(), clock.virtual())
+            recorder = find_tool("tracing").Recorder(config.traced_steps(), clock.virtual())
         callbacks = callbacks if survival is None else [survival, *callbacks]
     else:
         callbacks, recorder = before.trainer.callbacks, before.recorder

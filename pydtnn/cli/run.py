@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,17 +30,12 @@ from pydtnn.comm.cores import shared_gpu, threads_per_rank
 from pydtnn.comm.monitor.flight import FLIGHT
 from pydtnn.comm.wrapper import Checked
 from pydtnn.data import Dataset
-from pydtnn.kernels.limits import measure_limits
-from pydtnn.kernels.observed import observed_kernels
-from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
-from pydtnn.training import tracing
 from pydtnn.training.callback import Callback, evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import (
     AgreedError,
     Interrupted,
@@ -51,7 +44,7 @@ from pydtnn.utils.errors import (
     describe,
     printable,
 )
-from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
+from pydtnn.utils.machine import cpu_model, limit_blas_threads
 from pydtnn.utils.observer import phase
 from pydtnn.utils.tools import find_tool
 from pydtnn.utils.units import align
@@ -167,7 +160,8 @@ def _communicate(config: TrainConfig, comm: Communicator, cupy: Any) -> tuple[Co
 def _fetch(config: TrainConfig, comm: Communicator, *, again: bool) -> None:
     """Check the folder of `--trace`, unless it is that of an attempt before, and download data."""
     if config.trace is not None and not again:
-        tracing.check_folder(config.trace, comm, "train: --trace")
+        tool = together(comm, find_tool, "tracing", "train: --trace")
+        tool.check_folder(config.trace, comm, "train: --trace")
     if config.download:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
@@ -238,7 +232,7 @@ def _load(job: Job) -> bool:
     return not config.evaluate_only and trainer.epoch >= config.epochs
 
 
-def _train(job: Job, complete: bool) -> tuple[Logs, tracing.Trace | None]:
+def _train(job: Job, complete: bool) -> tuple[Logs, Any]:
     """Train or evaluate; return the results of an evaluation, and the trace, if there are any."""
     config, trainer, results = job.config, job.trainer, Logs()
     if complete:
@@ -252,7 +246,10 @@ def _train(job: Job, complete: bool) -> tuple[Logs, tracing.Trace | None]:
     for callback in trainer.callbacks:
         if isinstance(callback, RunFolder):
             callback.begin = partial(write_run_files, job)
-    with traced(job) as trace:
+    context = contextlib.nullcontext()
+    if job.recorder is not None:
+        context = find_tool("tracing").traced(job)
+    with context as trace:
         if config.evaluate_only:
             results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
             return results, trace
@@ -282,7 +279,7 @@ def _save(job: Job) -> None:
         trainer.save(config.save)
 
 
-def _report(job: Job, complete: bool, results: Logs, trace: tracing.Trace | None) -> None:
+def _report(job: Job, complete: bool, results: Logs, trace: Any) -> None:
     """Print results, and check that the last checkpoint was written."""
     config, trainer = job.config, job.trainer
     if config.evaluate_only or config.quiet or complete:
@@ -295,7 +292,7 @@ def _report(job: Job, complete: bool, results: Logs, trace: tracing.Trace | None
     for line in format_arrays(results, job.validation.class_names):
         _print_line(config, trainer.comm, line)
     if trace is not None:
-        _print_line(config, trainer.comm, describe_trace(trace))
+        _print_line(config, trainer.comm, str(trace))
     for callback in trainer.callbacks:
         if isinstance(callback, Checkpointer):
             callback.check_written()
@@ -314,65 +311,6 @@ def _resume(job: Job) -> None:
     else:
         line = f"no checkpoint in {job.directory} yet: starting from the beginning"
         _print_line(job.config, job.trainer.comm, line)
-
-
-@contextlib.contextmanager
-def traced(job: Job) -> Iterator[tracing.Trace | None]:
-    """Context that is recorded and written to the folder of `--trace`, if the run has one.
-
-    Collective: all ranks call it.
-    """
-    config, trainer, recorder = job.config, job.trainer, job.recorder
-    if recorder is None:
-        yield None
-        return
-    backend = trainer.model.backend
-
-    def limits() -> dict[str, float]:
-        return dict(trainer.comm.share(lambda: measure_limits(backend)))
-
-    machine = _facts(trainer) | limits()
-    samples = -(-job.work.batch // trainer.setup.data.size)
-    trace = tracing.Trace(
-        Path(str(config.trace)),
-        recorder,
-        trainer.comm,
-        memory=backend.memory,
-        layers=layer_costs(trainer.model, samples),
-        machine=machine,
-        failures=[] if job.survival is None else job.survival.failures,
-        begun=lambda: any(trainer.seconds.values()),
-    )
-    with trace, contextlib.ExitStack() as stack:
-        if config.trace_kernels:
-            stack.enter_context(observed_kernels(backend, recorder))
-        yield trace
-        stack.close()
-        # Other work on the machine reduces limits, rarely before and after training alike.
-        machine |= {name: max(machine[name], again) for name, again in limits().items()}
-
-
-def _facts(trainer: Trainer) -> dict[str, Any]:
-    """Return the facts of this rank's machine that summaries use."""
-    backend = trainer.model.backend
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "device": backend.name,
-        "threads": backend.threads,
-        "instruction set": backend.isa,
-        "dtype": trainer.model.dtype.name,
-    }
-
-
-def describe_trace(trace: tracing.Trace) -> str:
-    """Describe a trace that was written in one line."""
-    ranks = trace.comm.size
-    clocks = f", clocks equal within {trace.error / 1e3:.1f} us" if ranks > 1 else ""
-    return (
-        f"trace: {trace.records:,} records of {ranks} rank{'s' * (ranks > 1)} in {trace.folder}"
-        f"{clocks}; see python -m pydtnn trace summary {trace.folder}"
-    )
 
 
 def _print_line(config: TrainConfig, comm: Communicator, line: str) -> None:

@@ -41,11 +41,8 @@ MOVED = {
     "pydtnn.perfmodel.workload": "pydtnn.training.workload",
     "pydtnn.perfmodel": "pydtnn.tools.perfmodel",
     "pydtnn.training.recovery": "pydtnn.tools.survival.recovery",
-    **{
-        f"pydtnn.tracing.{name}": f"pydtnn.training.tracing.{name}"
-        for name in ("recorder", "records", "writing")
-    },
     "pydtnn.tracing": "pydtnn.tools.tracing",
+    "pydtnn.training.tracing": "pydtnn.tools.tracing",
 }
 """Modules and packages by their former name; of two that match, the first."""
 

@@ -16,8 +16,8 @@ from pydtnn.kernels import create_backend  # noqa: E402
 from pydtnn.model import Model  # noqa: E402
 from pydtnn.optimizers import SGD  # noqa: E402
 from pydtnn.parallel.exchange import AllReduce  # noqa: E402
-from pydtnn.training.tracing.recorder import Recorder  # noqa: E402
-from pydtnn.training.tracing.writing import Trace  # noqa: E402
+from pydtnn.tools.tracing.recorder import Recorder  # noqa: E402
+from pydtnn.tools.tracing.writing import Trace  # noqa: E402
 from pydtnn.training.trainer import Trainer  # noqa: E402
 
 names = iter(f"w{i}" for i in range(10000))

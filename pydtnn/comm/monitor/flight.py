@@ -1,7 +1,7 @@
 """The flight record of a rank: the newest records in its slot, as a file of a trace.
 
 It is written by the process that watches the slot, so also for a rank that is stopped or killed.
-It has the format of `training.tracing.records`, without NumPy. What `--trace` records of a whole
+It has the format of `tools.tracing.records`, without NumPy. What `--trace` records of a whole
 run is then here for its end, and all that reads traces reads it.
 """
 
@@ -22,14 +22,14 @@ FLIGHT = "flight"
 """Name of the folder in the folder of a run."""
 
 VERSION = 2
-"""Of `pydtnn.training.tracing.records`."""
+"""Of `pydtnn.tools.tracing.records`."""
 
 FIELDS = (
     *(("kind", "|u1"), ("lane", "|u1"), ("depth", "<u2"), ("name", "<u4"), ("epoch", "<i4")),
     *(("step", "<i4"), ("start", "<i8"), ("duration", "<i8"), ("nbytes", "<i8"), ("peer", "<i4")),
     *(("tag", "<i4"), ("bucket", "<i4"), ("group", "<i4"), ("memory", "<i8")),
 )
-"""Of `pydtnn.training.tracing.records.RECORD`."""
+"""Of `pydtnn.tools.tracing.records.RECORD`."""
 
 FORMAT = struct.Struct("<BBHIiiqqqiiiiq")
 KIND, LANE, DEPTH, NAME, START, DURATION, GROUP = 0, 1, 2, 3, 6, 7, 12

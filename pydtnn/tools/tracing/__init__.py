@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pydtnn.tools.tracing.records import RECORD, RankTrace, read_traces, write_trace
 from pydtnn.tools.tracing.timeline import Steps, Timeline, build_timeline, load_timeline
-from pydtnn.training.tracing.records import RECORD, RankTrace, read_traces, write_trace
 
 __all__ = [
     "RECORD",

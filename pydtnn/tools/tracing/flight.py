@@ -15,7 +15,7 @@ from typing import Any
 
 from pydtnn.comm.monitor.flight import FLIGHT
 from pydtnn.comm.monitor.table import RankRow, ranges, table
-from pydtnn.training.tracing.records import RankTrace, read_traces
+from pydtnn.tools.tracing.records import RankTrace, read_traces
 from pydtnn.utils.observer import Kind
 
 EQUAL_BYTES = ("allreduce", "iallreduce", "broadcast", "reduce_scatter")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from pydtnn.training.tracing.records import RankTrace, read_traces
+from pydtnn.tools.tracing.records import RankTrace, read_traces
 from pydtnn.utils.observer import Kind
 
 

@@ -12,8 +12,8 @@ from pydtnn.comm.monitor.slots import CAPACITY, RECORD, SLOT, Slot
 from pydtnn.comm.monitor.table import RankRow
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.tools.tracing import RankTrace, load_timeline, read_traces
+from pydtnn.tools.tracing import records as trace_records
 from pydtnn.tools.tracing.command import main
-from pydtnn.training.tracing import records as trace_records
 from pydtnn.utils.observer import Kind
 
 

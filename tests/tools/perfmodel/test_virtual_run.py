@@ -15,8 +15,8 @@ from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual.steps import time_steps
 from pydtnn.tools.perfmodel.virtual_run import create_costs, describe_virtual_run
+from pydtnn.tools.tracing.records import RECORD, read_traces
 from pydtnn.train import main
-from pydtnn.training.tracing.records import RECORD, read_traces
 from tests.each import each
 from tests.small_run import TINY, TRAIN, only_line
 from tests.tools.perfmodel.test_predicted import BASE, DECLARED, NEEDS, VALUES, WITH

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pydtnn.training.tracing.records import RECORD, write_trace
+from pydtnn.tools.tracing.records import RECORD, write_trace
 from pydtnn.utils.observer import Kind
 
 MS = 1_000_000

@@ -1,7 +1,7 @@
 import numpy as np
 
+from pydtnn.tools.tracing.records import RECORD
 from pydtnn.tools.tracing.timeline import match_messages
-from pydtnn.training.tracing.records import RECORD
 from pydtnn.utils.observer import Kind
 
 

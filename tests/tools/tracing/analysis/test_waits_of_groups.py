@@ -11,8 +11,8 @@ from pydtnn.tools.tracing import load_timeline
 from pydtnn.tools.tracing.analysis import (
     waits,
 )
-from pydtnn.training.tracing.recorder import Recorder
-from pydtnn.training.tracing.writing import Trace
+from pydtnn.tools.tracing.recorder import Recorder
+from pydtnn.tools.tracing.writing import Trace
 from pydtnn.utils import clock
 from pydtnn.utils.observer import phase
 from tests.each import each

@@ -9,8 +9,8 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.tools.tracing import RankTrace
-from pydtnn.training.tracing.records import RECORD
-from pydtnn.training.tracing.writing import ClockReading, describe_clock, read_clock
+from pydtnn.tools.tracing.records import RECORD
+from pydtnn.tools.tracing.writing import ClockReading, describe_clock, read_clock
 from pydtnn.utils.clock import Clock, use
 
 

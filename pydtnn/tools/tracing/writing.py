@@ -22,8 +22,8 @@ from pydtnn.comm import Communicator, agree
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import RULE, VENDOR, Ruled
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.training.tracing.recorder import Recorder
-from pydtnn.training.tracing.records import file_of, write_trace
+from pydtnn.tools.tracing.recorder import Recorder
+from pydtnn.tools.tracing.records import file_of, write_trace
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, RankFailure
 from pydtnn.utils.files import unwritable
@@ -118,7 +118,7 @@ def _answer(comm: Communicator) -> ClockReading:
 
 
 def describe_clock(start: ClockReading, stop: ClockReading | None) -> dict[str, float]:
-    """Return the entry "clock" of a trace: see `pydtnn.training.tracing.records.RankTrace`.
+    """Return the entry "clock" of a trace: see `pydtnn.tools.tracing.records.RankTrace`.
 
     Parameters
     ----------
@@ -200,6 +200,14 @@ class Trace:
         self._start = ClockReading(0, 0, 0)
         self._writing = threading.Lock()
         self._context = contextlib.ExitStack()
+
+    def __str__(self) -> str:
+        ranks = self.comm.size
+        clocks = f", clocks equal within {self.error / 1e3:.1f} us" if ranks > 1 else ""
+        return (
+            f"trace: {self.records:,} records of {ranks} rank{'s' * (ranks > 1)} in {self.folder}"
+            f"{clocks}; see python -m pydtnn trace summary {self.folder}"
+        )
 
     def __enter__(self) -> Trace:
         if not self.failures:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.training.tracing.records import RECORD
+from pydtnn.tools.tracing.records import RECORD
 from pydtnn.utils._recorder import Course
 from pydtnn.utils._recorder import Lane as CompiledLane
 from pydtnn.utils.clock import Clock

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from pydtnn.training.tracing.recorder import MAX_LANES, Recorder
-from pydtnn.training.tracing.records import RECORD
+from pydtnn.tools.tracing.recorder import MAX_LANES, Recorder
+from pydtnn.tools.tracing.records import RECORD
 from pydtnn.utils._recorder import RECORD_BYTES
 from pydtnn.utils.observer import Kind, Observer
 

@@ -15,9 +15,9 @@ from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.tools.tracing import load_timeline, read_traces
-from pydtnn.training.tracing.recorder import Recorder
-from pydtnn.training.tracing.records import COSTS
-from pydtnn.training.tracing.writing import Trace
+from pydtnn.tools.tracing.recorder import Recorder
+from pydtnn.tools.tracing.records import COSTS
+from pydtnn.tools.tracing.writing import Trace
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankError
 from pydtnn.utils.observer import Kind
@@ -138,7 +138,7 @@ def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path, monke
         if about["rank"] == 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pydtnn.training.tracing.writing.write_trace", full)
+    monkeypatch.setattr("pydtnn.tools.tracing.writing.write_trace", full)
 
     def rank(comm: Communicator) -> None:
         with pytest.raises(AgreedError, match="^rank 1: trace: cannot write .*: no space"):

@@ -1,0 +1,62 @@
+"""``--trace``: what `pydtnn.train` records and writes; it finds this module by its entry point."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydtnn.kernels.limits import measure_limits
+from pydtnn.kernels.observed import observed_kernels
+from pydtnn.model.summary import layer_costs
+from pydtnn.tools.tracing.recorder import Recorder
+from pydtnn.tools.tracing.writing import Trace, check_folder
+from pydtnn.utils.machine import cpu_name
+
+__all__ = ["Recorder", "check_folder", "traced"]
+
+
+@contextlib.contextmanager
+def traced(job: Any) -> Iterator[Trace]:
+    """Context in which what the recorder of a job sees is written to the folder of `--trace`.
+
+    Collective: all ranks call it.
+
+    Parameters
+    ----------
+    job : pydtnn.cli.build.Job
+    """
+    config, trainer, recorder = job.config, job.trainer, job.recorder
+    backend = trainer.model.backend
+
+    def limits() -> dict[str, float]:
+        return dict(trainer.comm.share(lambda: measure_limits(backend)))
+
+    machine = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "device": backend.name,
+        "threads": backend.threads,
+        "instruction set": backend.isa,
+        "dtype": trainer.model.dtype.name,
+        **limits(),
+    }
+    trace = Trace(
+        Path(config.trace),
+        recorder,
+        trainer.comm,
+        memory=backend.memory,
+        layers=layer_costs(trainer.model, -(-job.work.batch // trainer.setup.data.size)),
+        machine=machine,
+        failures=[] if job.survival is None else job.survival.failures,
+        begun=lambda: any(trainer.seconds.values()),
+    )
+    with trace, contextlib.ExitStack() as stack:
+        if config.trace_kernels:
+            stack.enter_context(observed_kernels(backend, recorder))
+        yield trace
+        stack.close()
+        # Other work on the machine reduces limits, rarely before and after training alike.
+        machine |= {name: max(machine[name], again) for name, again in limits().items()}

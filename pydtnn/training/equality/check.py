@@ -161,39 +161,31 @@ def find_differences(
     return found
 
 
-def error_of(
-    comm: Communicator,
-    difference: Difference,
-    watched: Sequence[ComparedArray],
-    more: int,
-    steps: tuple[int, int],
-) -> AgreedError:
-    """Return the error that describes a difference. Collective: all ranks call it.
+def error_of(size: int, difference: Difference, more: int, steps: tuple[int, int]) -> AgreedError:
+    """Return the error that describes a difference.
 
     Parameters
     ----------
-    comm : Communicator
+    size : int
+        Number of ranks.
     difference : Difference
-    watched : sequence of ComparedArray
     more : int
         Number of further arrays that differ.
     steps : (int, int)
         The last step after which all arrays were compared and equal, -1 if none; and this one.
     """
     d, (safe, _) = difference, steps
-    everywhere = len(d.ranks) == comm.size
     given = f"another one on {name_ranks(d.others)}" if d.others else "different ones"
     others = f", and {more} further arrays differ" if more else ""
-    where = "all ranks" if everywhere else name_ranks(d.ranks)
+    where = "all ranks" if len(d.ranks) == size else name_ranks(d.ranks)
     again = (
         f"continue from a checkpoint of step {safe} or an earlier one"
         if safe > 0
         else "start again"
     )
     return AgreedError(
-        f"CheckEqual: expected the same {d.name} on {where}, got {given} {_since(*steps)}: "
-        f"{_distance(comm, d, watched)}{others}; look for code that changes it on some ranks only, "
-        f"and for faulty memory, and {again}",
+        f"CheckEqual: expected the same {d.name} on {where}, got {given} {_since(*steps)}{others}; "
+        f"look for code that changes it on some ranks only, and for faulty memory, and {again}",
         d.others,
     )
 
@@ -204,45 +196,6 @@ def _since(safe: int, step: int) -> str:
     if step <= safe + 1:
         return f"since step {step}"
     return f"since one of the steps {safe + 1} to {step}"
-
-
-def _distance(comm: Communicator, difference: Difference, watched: Sequence[ComparedArray]) -> str:
-    """Compare the values with those of a rank that has the usual ones. Collective."""
-    root = next(rank for rank in difference.ranks if rank not in difference.others)
-    own = next((to_host(w.array) for w in watched if w.name == difference.name), None)
-    size, dtype = comm.gather_object(None if own is None else (own.size, own.dtype))[root]
-    usual = np.empty(size, dtype)
-    if comm.rank == root:
-        assert own is not None
-        usual[:] = own.reshape(-1)
-    comm.broadcast(usual, root)
-    found = None
-    if comm.rank in difference.ranks:
-        assert own is not None
-        found = _largest(own.reshape(-1), usual)
-    number, by, value, expected, rank = max(
-        (*result, rank) for rank, result in enumerate(comm.gather_object(found)) if result
-    )
-    verb = "differs" if number == 1 else "differ"
-    return (
-        f"{number} of {size} elements {verb}, by at most {by:.3g} ({expected:.9g} on rank {root}, "
-        f"{value:.9g} on rank {rank})"
-    )
-
-
-def _largest(own: np.ndarray, usual: np.ndarray) -> tuple[int, float, float, float] | None:
-    """Return the number of different elements, the largest difference, and the two values."""
-    width = own.dtype.itemsize
-    bits = f"u{width}"
-    places = np.flatnonzero(own.view(bits) != usual.view(bits))
-    if not len(places):
-        return None
-    with np.errstate(all="ignore"):
-        mine, theirs = own[places].astype("float64"), usual[places].astype("float64")
-        by = np.abs(mine - theirs)
-        by[np.isnan(by)] = np.inf
-    at = int(by.argmax())
-    return len(places), float(by[at]), float(mine[at]), float(theirs[at])
 
 
 DEFAULT_PERIOD = 100
@@ -263,9 +216,8 @@ class CheckEqual(Callback):
     part.
 
     The error names the first array that differs, in the order learning rate, parameters, optimizer,
-    running statistics, the ranks that are in the minority, the number of elements that differ and
-    the largest difference, and the steps since the last comparison. Results of training do not
-    depend on it.
+    running statistics, the ranks that are in the minority, and the steps since the last comparison.
+    Results of training do not depend on it.
 
     A `Trainer` with several ranks has this callback by default: see its argument `check_equal`.
 
@@ -351,7 +303,7 @@ class CheckEqual(Callback):
             for ranks in groups(self._places, kind)
         ):
             found = find_differences(comm, self._places, self._watched, hashes)
-            raise error_of(comm, found[0], self._watched, len(found) - 1, (self._safe, step))
+            raise error_of(comm.size, found[0], len(found) - 1, (self._safe, step))
         self._safe = step
 
 

@@ -115,8 +115,7 @@ def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks, given):
     error = found_by(ranks, lambda comm: steps(trainer_of(comm, flip, CheckEqual(40)), 80))
     assert re.search(
         f"^CheckEqual: expected the same parameter conv2d0.w on all ranks, got {given} since one "
-        r"of the steps 41 to 80: 1 of 72 elements differs, by at most \S+ \(\S+ on "
-        r"rank 0, \S+ on rank 1\); .* continue from a checkpoint of step 40 or an earlier one$",
+        "of the steps 41 to 80; .* continue from a checkpoint of step 40 or an earlier one$",
         str(error),
     )
     assert error.ranks == ((1,) if ranks == 4 else ())
@@ -161,7 +160,6 @@ def test_a_state_that_differs_before_the_first_step_is_found():
 
     error = str(found_by(3, run))
     assert "velocity of head.b on all ranks, got another one on rank 2 when training sta" in error
-    assert "by at most inf (0 on rank 0, nan on rank 2)" in error
     assert error.endswith("start again")
 
 
@@ -175,7 +173,6 @@ def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_chan
     error = str(found_by(3, run))
     assert "the same number of updates or learning rate on all ranks, got another one on" in error
     assert "further arrays differ" in error
-    assert "(0.1 on rank 0, 0.2 on rank 1)" in error
 
 
 @each(
@@ -262,6 +259,5 @@ def test_ranks_with_arrays_on_a_device_are_compared_on_the_host(transport):
         assert isinstance(trainer.model.buckets[0].values, xp.ndarray)
         steps(trainer, 20)
 
-    with pytest.raises(AgreedError, match="on rank 1 since one of the steps 6 to 10: ") as raised:
+    with pytest.raises(AgreedError, match="on rank 1 since one of the steps 6 to 10; "):
         run_threads(3, rank)
-    assert "by at most 1 (" in str(raised.value)

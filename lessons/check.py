@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 FOLDER = Path(__file__).resolve().parent
 MARK = "# exercise: "
@@ -25,6 +27,11 @@ def lesson_of(number: str) -> Path:
     if len(found) != 1:
         raise SystemExit(f"check: expected the number of a lesson such as 02, got {number!r}")
     return found[0]
+
+
+def lesson(number: str) -> ModuleType:
+    """Return the module of a lesson."""
+    return importlib.import_module(lesson_of(number).stem)
 
 
 def with_hole(text: str) -> str:

@@ -10,16 +10,15 @@ parameters in the end: both add in an order of their own, so that it is that of 
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import nets
 import pipelines
+from check import lesson, lesson_of
 from nets import CHANNELS, CLASSES, HEADS, HIDDEN, RATE, STEPS, WIDTH, WORDS, join, square
 from pydtnn import ArrayDataset, Mesh, Model, Trainer, create_backend, layers, optimizers
 from pydtnn.callbacks import Callback
@@ -35,24 +34,14 @@ from pydtnn.parallel.schemes.diloco import DiLoCo
 from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
-from pydtnn.training.recovery import RecoveryState, restore
 from pydtnn.utils.errors import RankFailure
-from pydtnn.utils.interval import parse_interval
 from ranks import Rank, Threads
 
 Array = np.ndarray
 Params = list[Array]
 
-LESSONS = {path.stem[:2]: path.stem for path in sorted(Path(__file__).parent.glob("[0-9]*.py"))}
-
-
 SGD = partial(optimizers.SGD, RATE)
 ADAM = partial(optimizers.Adam, 0.01, beta1=0.9, beta2=0.99, epsilon=1e-8)
-
-
-def lesson(number: str) -> Any:
-    """Return the module of a lesson."""
-    return importlib.import_module(LESSONS[number])
 
 
 def names_of(model: Model) -> list[str]:
@@ -235,6 +224,9 @@ class Failure(Callback):
     """Ends the last of several ranks before step 3, and keeps the state of the others."""
 
     def __init__(self) -> None:
+        from pydtnn.tools.survival.recovery import RecoveryState
+        from pydtnn.utils.interval import parse_interval
+
         self.memory = RecoveryState(parse_interval("lesson", "3 steps"), 3600.0)
 
     def on_fit_ready(self, trainer: Trainer, epochs: int, steps: int) -> None:
@@ -248,6 +240,8 @@ class Failure(Callback):
 
 def failure(comm: Communicator) -> Array:
     """Train the network of lesson 01 while the last rank fails."""
+    from pydtnn.tools.survival.recovery import restore
+
     callback, remaining, saved = Failure(), comm, None
     while True:
         net, params = mlp(*nets.SIZES[1:]), nets.parameters()
@@ -314,7 +308,7 @@ def main() -> None:
     parser.add_argument("numbers", nargs="*", metavar="NUMBER", help="of lessons; by default all")
     options = parser.parse_args()
     for number in options.numbers or PROGRAMS:
-        print(f"{LESSONS[number]:32}{difference(number, options.ranks):.1e}")
+        print(f"{lesson_of(number).stem:32}{difference(number, options.ranks):.1e}")
 
 
 if __name__ == "__main__":

@@ -168,6 +168,8 @@ def library(lesson):
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("number", LESSONS)
 def test_the_library_trains_to_the_parameters_of_a_lesson(number, size, library):
+    if number == "26":
+        pytest.importorskip("pydtnn.tools")
     assert library.difference(number, size) <= 1e-10
 
 
@@ -175,6 +177,31 @@ def test_another_program_of_the_library_ends_in_other_parameters(library, monkey
     for number, other in (("08", "02"), ("09", "08"), ("10", "02"), ("11", "02")):
         monkeypatch.setitem(library.PROGRAMS, number, library.PROGRAMS[other])
         assert library.difference(number, 2) > 1e-4
+
+
+def test_figures_are_drawn_from_what_the_lessons_compute(lesson, monkeypatch, tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra plot")
+    figures = importlib.import_module("figures")
+    pipelines = importlib.import_module("pipelines")
+    bars = [len(axes.patches) for axes in figures.schedules().axes]
+    assert bars == [n * 4 * pipelines.MICRO_BATCHES for n in (2, 2, 3)]
+    for line in figures.volumes().axes[0].lines:
+        number = line.get_label()[:2]
+        sent = figures.lesson(number).bytes_sent(4) / pipelines.STEPS / 1e3
+        assert line.get_ydata()[2] == sent
+    left, right = figures.losses(24).axes
+    for line, other in zip(left.lines, right.lines, strict=True):
+        first, last = line.get_ydata()
+        assert last < first
+        assert [*other.get_ydata()] == [first, last]
+    with pyplot.rc_context({"figure.dpi": 20}):
+        monkeypatch.setattr(sys, "argv", ["figures.py", str(tmp_path)])
+        monkeypatch.setattr(figures.losses, "__defaults__", (12,))
+        figures.main()
+    pictures = sorted(path.name for path in tmp_path.iterdir())
+    assert pictures == sorted(path.name for path in (FOLDER / "pictures").iterdir())
+    assert pictures == re.findall(r"\(pictures/(\w+.png)\)", (FOLDER / "README.md").read_text())
+    pyplot.close("all")
 
 
 @pytest.fixture

@@ -126,6 +126,8 @@ class Flag(Option):
                 yield self.members[key], value
             elif "options" in self.members:
                 yield self.members["options"], f".{key}={value}"
+            elif key in REMOVED:
+                raise ValueError(f"train: {self.label} {key} has been removed: {REMOVED[key]}")
             else:
                 raise ValueError(f"train: {unknown(f'value of {self.label}', key, self.members)}")
 
@@ -618,7 +620,7 @@ class _VirtualOptions:
         "train on this number of ranks that are threads of this process, with the times of "
         "--platform: docs/virtual-ranks.md",
         at_least=1,
-        at_most=4096,
+        at_most=1024,
     )
     platform: str | None = option(
         str,
@@ -629,11 +631,6 @@ class _VirtualOptions:
         str,
         "slow ranks and jitter, in a YAML file",
         metavar="FILE",
-        of="virtual_ranks",
-    )
-    timing_only: bool = option(
-        False,
-        "predict the time of steps, with kernels that do nothing, and exit",
         of="virtual_ranks",
     )
 
@@ -836,6 +833,7 @@ REMOVED = {
     "checkpoint_local": "checkpoints are written in the background",
     "checkpoint_local_every": "checkpoints are written in the background",
     "keep_every": "copy a checkpoint that is to remain",
+    "timing_only": "python -m pydtnn oracle predicts the time of steps on any number of ranks",
     "stage": "copy the shards to a disk of each host before the start",
     "class_balanced": "use --loss cross_entropy:class_weights=balanced",
 }

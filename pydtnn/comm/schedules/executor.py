@@ -18,7 +18,6 @@ leads to a deadlock:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -266,14 +265,6 @@ class ActiveSums:
         return any(request.comm is comm for request in self._pending)
 
 
-class Simulated(Communicator):
-    """A communicator that knows the time of a sum by a schedule without its messages."""
-
-    @abstractmethod
-    def follow(self, algorithm: str | Algorithm, array: np.ndarray) -> Request:
-        """Start a sum by a schedule, which is not executed."""
-
-
 class Scheduled(Wrapper):
     """Sum arrays by a schedule; forward every other call to another communicator.
 
@@ -361,8 +352,6 @@ class Scheduled(Wrapper):
 
     def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:
         """Start the sum of an array by an algorithm. Collective: all ranks call it."""
-        if isinstance(self.carrier, Simulated):
-            return self.carrier.follow(algorithm, array)
         plan = self._plan(algorithm, array.size, array.dtype)
         # A tag for each chunk, also for ranks that do not take part in it: equal on all ranks, as
         # they start sums in the same order. When tags repeat, their earlier sums are complete.

@@ -189,7 +189,6 @@ WITH: dict[str, dict[str, Any]] = {
     "min_ranks": {"survive": True},
     "buddy_interval": {"survive": True},
     "disturb": {"virtual_ranks": 4},
-    "timing_only": {"virtual_ranks": 4},
 }
 """Options without which another one is refused."""
 
@@ -226,7 +225,7 @@ VALUES: dict[str, Any] = {
 NEEDS = {
     "shards": "--exact",
     "scheme_options": "--scheme: overlap is not",
-    **dict.fromkeys(("disturb", "timing_only"), "--virtual"),
+    "disturb": "--virtual",
 }
 """Options of others, which the prediction refuses."""
 

@@ -13,14 +13,13 @@ from pydtnn.comm.schedules.steps import ALL, Group, Rounds, receive, send
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.patterns import AxisGroups, Wires, rows_of
-from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.platform import Platform, Slower
 from pydtnn.tools.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE
-from pydtnn.tools.perfmodel.virtual.steps import time_steps
+from pydtnn.tools.perfmodel.virtual.steps import predict
 from pydtnn.training.workload import Workload
 from tests.each import each
-from tests.tools.perfmodel.virtual.costs import UniformCosts
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "platforms"
 
@@ -142,10 +141,12 @@ def test_messages_to_all_others_meet_at_the_links_between_switches():
 
 def test_slower_ranks_delay_a_step_in_both_predictors():
     mixed = Platform.load(EXAMPLES / "mixed.yaml")
-    work = Workload("cnn", (12, 12, 1), 10, 4 * 64, {"data": 64})
-    equal = replace(mixed, compute=replace(mixed.compute, slower=()))
     assert (mixed.slowdown(48), mixed.slowdown(64)) == (1.0, 1.6)
-    slow, usual = (time_steps(work, p, UniformCosts(), steps=1).seconds for p in (mixed, equal))
+    work = Workload("cnn", (12, 12, 1), 10, 8, {"data": 2})
+    slow, usual = (
+        predict(work, replace(mixed, compute=replace(mixed.compute, slower=slower))).seconds
+        for slower in ((Slower(1, 1, 1.6),), ())
+    )
     assert slow > usual
     assert NONE.on(mixed, 50).stragglers[-1].rank == 49
     assert NONE.on(mixed, 48) is NONE

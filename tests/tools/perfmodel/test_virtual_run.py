@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig, flags
-from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.tools.perfmodel.virtual.steps import time_steps
-from pydtnn.tools.perfmodel.virtual_run import create_costs, describe_virtual_run
 from pydtnn.tools.tracing.records import RECORD, read_traces
 from pydtnn.train import main
 from tests.each import each
 from tests.small_run import TINY, TRAIN, only_line
-from tests.tools.perfmodel.test_predicted import BASE, DECLARED, NEEDS, VALUES, WITH
 
 VIRTUAL = ["--virtual-ranks=4", "--platform=cpu-1gbit"]
 
@@ -51,7 +44,8 @@ def test_a_trace_has_virtual_times(tmp_path):
         (["--virtual-ranks=2"], "--virtual-ranks requires --platform"),
         ([*VIRTUAL, "--device=cuda"], "--device cuda; use --device cpu or numpy"),
         ([*VIRTUAL, "--loader-threads=2"], "--loader-threads 2; omit it, as batches"),
-        (["--timing-only"], "--virtual-ranks timing_only requires --virtual-ranks"),
+        (["--timing-only"], "--timing-only has been removed: python -m pydtnn oracle predicts"),
+        (["--virtual-ranks=4:timing_only=true"], "timing_only has been removed: python -m pydtnn"),
         (["--compute=times.yaml"], "--compute has been removed: --platform names a platform"),
         (["--virtual-ranks=0", "--platform=cpu-1gbit"], "--virtual-ranks must be at least 1"),
         (["--virtual-ranks=2", "--platform=cpu-2gbit"], "cpu-2gbit"),
@@ -71,62 +65,6 @@ def test_exact_training_has_the_bytes_of_mpi(tmp_path, mpiexec):
     virtual = ["--virtual-ranks=2", "--platform=cpu-1gbit"]
     assert main([*options, *virtual, f"--output-dir={tmp_path / 'virtual'}"]) == 0
     assert weights(tmp_path / "virtual") == weights(tmp_path / "mpi")
-
-
-def test_the_time_of_many_ranks_is_printed_without_training(tmp_path, capsys):
-    options = ["--virtual-ranks=256", "--platform=cpu-1gbit", "--timing-only", "--batch-size=4"]
-    options += [TINY[0], TINY[1], f"--output-dir={tmp_path / 'run'}"]
-    assert main(options) == 0
-    told = capsys.readouterr().out
-    assert "256 on cpu-1gbit; only timed: one rank is executed, which stands for all" in told
-    assert "cpu-1gbit has 32 hosts, 256 ranks need 256: further ones of the same kind" in told
-    assert "1024 samples of all ranks" in told
-    assert not (tmp_path / "run").exists()
-
-
-# -- every option of a run
-
-SMALL = BASE | {"model": "mlp", "virtual_ranks": 4, "timing_only": True}
-
-OUTSIDE = ("ema", "loader_threads", "disturb", "timing_only", "virtual_ranks", "dataset")
-"""Options of what is not part of a step, of virtual ranks, and of data that determine shapes."""
-
-EQUAL = ("formats", "pipeline_schedule", "plan", "recompute", "memory_limit")
-"""Options of other workloads, which may take the same time: messages take longest here."""
-
-NORMED = {"model": "resnet8"}
-MORE: dict[str, dict[str, Any]] = WITH | dict.fromkeys(("sync_batch_norm", "fusion"), NORMED)
-
-OTHERS = VALUES | {"model": "cnn", "threads": 2}
-
-
-def timing(config: TrainConfig) -> float:
-    platform = Platform.load(str(config.platform))
-    costs = create_costs(config, platform)
-    return time_steps(describe_virtual_run(config), platform, costs, steps=1).seconds
-
-
-@functools.cache
-def base_timing(name: str) -> float:
-    return timing(TrainConfig(**SMALL | MORE.get(name, {})))
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("name", [n for n in flags(TrainConfig) if n not in {*DECLARED, *OUTSIDE}])
-def test_an_option_changes_the_time_of_steps_or_is_refused(name):
-    own, others = flags(TrainConfig)[name], SMALL | MORE.get(name, {})
-    changed = others | {name: OTHERS.get(name, not own.default)}
-    try:
-        found, refused = timing(TrainConfig(**changed)), ""
-    except ValueError as error:
-        found, refused = 0.0, str(error)
-    if refused:
-        assert NEEDS.get(name, own.label) in refused
-    elif name in EQUAL:
-        one, other = (describe_virtual_run(TrainConfig(**options)) for options in (others, changed))
-        assert one != other
-    else:
-        assert found != base_timing(name if name in MORE else "")
 
 
 def test_what_is_beside_training_takes_no_virtual_time(tmp_path, capsys):

@@ -8,10 +8,9 @@ their cores: of three ranks on two, two share one, until the system lets them ch
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.validate import check_int
@@ -52,11 +51,6 @@ class SharedCores:
             return None
         number, kept = max(cluster.cores_per_host // threads, 1), platform.messages.wake is None
         return cls(number, platform.hosts(ranks), kept)
-
-    @property
-    def slowdown(self) -> float:
-        """How much longer ranks compute if all of a group do so at the same time."""
-        return float(ceil(max(Counter(self.groups).values()) / self.number))
 
     def end(self, rank: int, now: float, seconds: float) -> float:
         """Return when a rank ends that begins to compute, if ranks that wait keep their part."""

@@ -1,32 +1,22 @@
-"""Times of schedules for many ranks: all messages of a row at once, in arrays.
+"""Messages of schedules for many ranks, in rows of messages that start together.
 
-A row contains the messages that depend only on those of earlier rows. Each starts when both of its
-ranks have ended their earlier messages, and takes the time that it takes if all messages of the row
-start together. This is the time of virtual ranks that progress together; it neither overlaps the
-chunks of long arrays nor messages of different rows.
+A row contains the messages that depend only on those of earlier rows, in arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, lru_cache
-from math import inf
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.steps import Part, Round
-from pydtnn.tools.perfmodel.engine.flows import Flows
-from pydtnn.tools.perfmodel.network import Network, Pair
 from pydtnn.tools.schedules.timeline import timeline
 
 MAX_ROUND_BY_ROUND = 64
 """Ranks up to which the rounds of all are generated without looking for a rotation."""
-
-
-LONG = 1e12
-"""Length in B of an array of which the messages take much longer than rounding errors."""
 
 
 class MessageRow(NamedTuple):
@@ -43,80 +33,6 @@ class MessageRow(NamedTuple):
     receivers: np.ndarray
     shares: np.ndarray
     adds: np.ndarray
-
-
-class RowTimes:
-    """A schedule on a network.
-
-    Parameters
-    ----------
-    algorithm : str or Algorithm
-        A name of `SCHEDULES`, or a user-defined generator function.
-    network : Network
-    """
-
-    def __init__(self, algorithm: str | Algorithm, network: Network) -> None:
-        self._network, self._ranks = network, len(network.hosts)
-        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._rows = messages_by_row(algorithm, network.hosts)
-
-    @cached_property
-    def calls(self) -> np.ndarray:
-        """Messages that each rank sends and receives: an array (ranks,)."""
-        return sum((self._calls(row) for row in self._rows), np.zeros(self._ranks, int))
-
-    def _calls(self, row: MessageRow) -> np.ndarray:
-        both = np.concatenate([row.senders, row.receivers])
-        return np.bincount(both, minlength=self._ranks)
-
-    def busy(self, nbytes: int) -> float:
-        """Return the time in which the bytes pass, without latencies, in s."""
-        return sum(nbytes * float(self._times(row)[1].max()) for row in self._rows)
-
-    def ends(self, starts: np.ndarray, nbytes: int, call: float = 0.0) -> np.ndarray:
-        """Return the time at which each rank ends, from those at which they start, in s.
-
-        Parameters
-        ----------
-        starts : ndarray (ranks,)
-        nbytes : int
-            Length of the array in B.
-        call : float
-            Time of a rank's processor per message that it sends or receives, in s.
-        """
-        now = starts.copy()
-        for row in self._rows:
-            if call:
-                now += call * self._calls(row)
-            begin = np.maximum(now[row.senders], now[row.receivers])
-            latencies, seconds = self._times(row)
-            end = begin + latencies + nbytes * seconds
-            after = now.copy()
-            np.maximum.at(after, row.senders, end)
-            np.maximum.at(after, row.receivers, end)
-            if self._network.add:
-                np.add.at(after, row.receivers, nbytes * self._network.add * row.adds)
-            now = after
-        return now
-
-    def _times(self, row: MessageRow) -> tuple[np.ndarray, np.ndarray]:
-        """Return the latency of each message, and its time for each byte of the array."""
-        if id(row) not in self._known:
-            ends = zip(row.senders, row.receivers, strict=True)
-            pairs = [self._network.pair(*one) for one in ends]
-            latencies = np.array([self._network.routes[pair].latency for pair in pairs])
-            self._known[id(row)] = latencies, _seconds(self._network, pairs, row.shares)
-        return self._known[id(row)]
-
-
-def _seconds(network: Network, pairs: Sequence[Pair], shares: np.ndarray) -> np.ndarray:
-    """Return how long each message takes if all start together, in s for each byte of an array."""
-    flows, seconds = Flows(network), np.zeros(len(pairs))
-    for index, (pair, share) in enumerate(zip(pairs, shares.tolist(), strict=True)):
-        flows.start(0.0, pair, share * LONG, index)
-    while (end := flows.next_end()) < inf:
-        seconds[flows.end(end)] = end / LONG
-    return seconds
 
 
 @lru_cache(maxsize=64)

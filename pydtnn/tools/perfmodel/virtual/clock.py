@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.tools.perfmodel.compute.segments import Activities
@@ -21,14 +18,19 @@ PARTS = (Kind.KERNEL, Kind.LOAD)
 """Activities inside segments, which are reported in some runs only."""
 
 
-class SegmentClock(Clock, Observer):
-    """Virtual time that advances by the cost of the segment that a notification ends.
+class RankClock(Clock, Observer):
+    """Virtual time of a rank, which advances by the cost of the segment that a notification ends.
 
-    Time inside a communicator belongs to no segment: it is that of messages.
+    Time inside a communicator belongs to no segment: it is that of messages, by which the engine
+    advances the clock.
 
     Parameters
     ----------
+    engine : Engine
+    rank : int
+        Number of the rank among all ranks of the run.
     costs : ComputeCosts
+    disturbances : Disturbances
 
     Attributes
     ----------
@@ -38,8 +40,11 @@ class SegmentClock(Clock, Observer):
 
     common = True
 
-    def __init__(self, costs: ComputeCosts) -> None:
+    def __init__(
+        self, engine: Engine, rank: int, costs: ComputeCosts, disturbances: Disturbances
+    ) -> None:
         self.steps = 0
+        self.engine, self._rank, self._disturbances = engine, rank, disturbances
         self._costs = costs
         self._activities = Activities()
         self._known: dict[tuple[Label, int], float] = {}
@@ -49,9 +54,11 @@ class SegmentClock(Clock, Observer):
         self._before = 0.0
         self._sums: dict[Label, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
-    @abstractmethod
     def spend(self, seconds: float) -> None:
         """Advance by the time of a segment without disturbances, in s."""
+        if self._disturbances is not NONE:
+            seconds *= self._disturbances.factor(self.now(), self.steps, self._rank)
+        self.engine.spend(self._rank, seconds)
 
     def lane(self, name: str) -> Observer:
         """Return an observer of another thread, whose work takes no virtual time."""
@@ -107,9 +114,8 @@ class SegmentClock(Clock, Observer):
         times = tuple(LayerTime(name, *parts) for name, parts in layers.items())
         return StepTime(times, phases["other"], phases["update"], waited)
 
-    @abstractmethod
     def now(self) -> float:
-        """Return the time in s."""
+        return self.engine.clock(self._rank)
 
     def now_ns(self) -> int:
         return round(1e9 * self.now())
@@ -125,35 +131,6 @@ class SegmentClock(Clock, Observer):
             if self._costs.constant and layer is not None:
                 self._known[key] = seconds
         return seconds
-
-
-class RankClock(SegmentClock):
-    """Virtual time of a rank, which the engine advances by the time of messages.
-
-    Parameters
-    ----------
-    engine : Engine
-    rank : int
-        Number of the rank among all ranks of the run.
-    costs : ComputeCosts
-    disturbances : Disturbances
-    """
-
-    def __init__(
-        self, engine: Engine, rank: int, costs: ComputeCosts, disturbances: Disturbances
-    ) -> None:
-        super().__init__(costs)
-        self.engine, self._rank = engine, rank
-        self._ranks, self._disturbances = np.array([rank]), disturbances
-
-    def now(self) -> float:
-        return self.engine.clock(self._rank)
-
-    def spend(self, seconds: float) -> None:
-        if self._disturbances is not NONE:
-            times = np.array([self.engine.clock(self._rank)])
-            seconds *= float(self._disturbances.factors(times, self.steps, self._ranks)[0])
-        self.engine.spend(self._rank, seconds)
 
     def pause(self) -> None:
         self.engine.pause(self._rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
 
 import numpy as np
@@ -128,15 +128,11 @@ class Disturbances:
                     f"{self.source}: expected a rank from 0 to {ranks - 1}, got {rank}; correct it"
                 )
 
-    def factors(self, times: np.ndarray, step: int, ranks: np.ndarray) -> np.ndarray:
-        """Return the factor on the computation of ranks at their times."""
-        result = np.ones(len(ranks))
-        for one in self.stragglers:
-            slow = (ranks == one.rank) & (one.begin <= times) & (times < one.end)
-            result[slow] *= one.factor
-        for jitter in self.jitter:
-            result *= jitter.factors(step, ranks)
-        return result
+    def factor(self, time: float, step: int, rank: int) -> float:
+        """Return the factor on the computation of a rank at a time."""
+        slow = (s.factor for s in self.stragglers if s.rank == rank and s.begin <= time < s.end)
+        jitter = (float(one.factors(step, np.array([rank]))[0]) for one in self.jitter)
+        return prod((*slow, *jitter))
 
 
 NONE = Disturbances()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import MemoryUse, Prediction, RankPrediction, StepTime
-from pydtnn.tools.perfmodel.virtual.alike import DifferentError, run_alike
-from pydtnn.tools.perfmodel.virtual.clock import SegmentClock
+from pydtnn.tools.perfmodel.virtual.clock import RankClock
 from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.tools.perfmodel.virtual.run import run_virtual
@@ -39,31 +38,11 @@ WHO = "predict"
 MAX_RANKS = 16
 """Largest number of ranks of which a prediction has all."""
 
-MAX_DIFFERENT_RANKS = 1024
-"""Ranks that can be executed one by one to time them."""
-
 WARM_UP = 2
 """Steps before those that are timed: the first ones create groups and buffers."""
 
 STEPS = 5
 """Steps of which the one with the median time is predicted; periods of schemes with periods."""
-
-
-class ExecutedSteps(NamedTuple):
-    """What a rank has executed.
-
-    Attributes
-    ----------
-    rank : Rank
-    times : list of StepTime
-        Of a step of each period.
-    ends : list of float
-        Virtual time before the first step, and after each, in s.
-    """
-
-    rank: WorkloadRank
-    times: list[StepTime]
-    ends: list[float]
 
 
 def predict(
@@ -155,10 +134,10 @@ def simulate(
     program = _program(workload, STEPS)
 
     def run(comm: Communicator) -> tuple[list[StepTime], MemoryUse]:
-        found = program(comm)
-        model = found.rank.trainer.model
-        largest = max((bucket.grads.nbytes for bucket in model.buckets), default=0)
-        return found.times, rank_memory(found.rank, _buffers(comm) + int(temporary * largest))
+        rank, times = program(comm)
+        buckets = rank.trainer.model.buckets
+        largest = max((bucket.grads.nbytes for bucket in buckets), default=0)
+        return times, rank_memory(rank, _buffers(comm) + int(temporary * largest))
 
     given: dict[str, Any] = {"cores": cores, "disturbances": disturbances}
     done = run_virtual(run, network=network, costs=costs, processor=processor, **given)
@@ -168,25 +147,26 @@ def simulate(
     return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
 
 
-def _program(workload: Workload, periods: int) -> Callable[[Communicator], ExecutedSteps]:
-    """Return a function that executes steps of whole periods on a rank."""
+def _program(
+    workload: Workload, periods: int
+) -> Callable[[Communicator], tuple[WorkloadRank, list[StepTime]]]:
+    """Return a function that executes steps on a rank, and returns the time of each period."""
     length = period(workload)
 
-    def run(comm: Communicator) -> ExecutedSteps:
+    def run(comm: Communicator) -> tuple[WorkloadRank, list[StepTime]]:
         backend = dry_backend(workload.create_backend(), threshold=1)
         rank = WorkloadRank(workload, comm, backend=backend)
         rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
         for _ in range(length * -(-WARM_UP // length)):
             rank.step()
-        own = cast(SegmentClock, clock.current())
+        own = cast(RankClock, clock.current())
         own.take()
-        times, ends = [], [own.now()]
+        times = []
         for _ in range(periods):
             for _ in range(length):
                 rank.step()
-                ends.append(own.now())
             times.append(own.take(length))
-        return ExecutedSteps(rank, times, ends)
+        return rank, times
 
     return run
 
@@ -254,111 +234,3 @@ def _own_arrays(root: object, others: Sequence[object]) -> int:
         else:
             pending += gc.get_referents(one)
     return total
-
-
-# -- many ranks -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Time of training steps.
-
-    Attributes
-    ----------
-    workload : Workload
-    steps : tuple of float
-        Time of each step, from the end of the step before to the end on the last rank, in s.
-    alone : float or None
-        Time of a sample on one rank, in s; None if the network is cut.
-    alike : bool
-        Whether one rank was executed for all.
-    """
-
-    workload: Workload
-    steps: tuple[float, ...]
-    alone: float | None
-    alike: bool
-
-    @property
-    def seconds(self) -> float:
-        """Mean time of a step in s."""
-        return sum(self.steps) / len(self.steps)
-
-    @property
-    def efficiency(self) -> float:
-        """Samples per second and rank, as a fraction of those of one rank; 0 if not known."""
-        if self.alone is None:
-            return 0.0
-        return self.workload.batch * self.alone / (self.workload.ranks * self.seconds)
-
-
-def time_steps(
-    workload: Workload,
-    platform: Platform,
-    costs: ComputeCosts | Sequence[ComputeCosts],
-    *,
-    steps: int = 4,
-    disturbances: Disturbances = NONE,
-) -> Timing:
-    """Execute training steps on virtual ranks with kernels that do nothing.
-
-    If all ranks make the same collective calls, as those of data parallelism do, one of them is
-    executed for all; otherwise each of at most 1,024, which takes minutes for more than 100.
-
-    Parameters
-    ----------
-    workload : Workload
-    platform : Platform
-    costs : ComputeCosts or sequence of ComputeCosts
-        Time of computation, of every rank or of each.
-    steps : int
-        Steps to execute, rounded up to a multiple of the period of the scheme.
-    disturbances : Disturbances, optional
-
-    Raises
-    ------
-    ValueError
-        If the ranks differ and are too many, or the workload is not possible.
-    """
-    check_timed(workload)
-    ranks = workload.ranks
-    network = platform.network(ranks)
-    disturbances.check(network)
-    disturbances = disturbances.on(platform, ranks)
-    program = _program(workload, -(-steps // period(workload)))
-    common: dict[str, Any] = {"network": network, "processor": Processor.of(platform)}
-    _, cores = _threads(workload, platform, costs)
-    cut, alike = [*workload.axes] not in ([], ["data"]), True
-    first = costs if isinstance(costs, ComputeCosts) else costs[0]
-    try:
-        if cut or workload.batch % workload.data:
-            raise DifferentError("parts of the network or of the batch that differ between ranks")
-        found, _ = run_alike(
-            program,
-            costs=first,
-            disturbances=disturbances,
-            slowdown=cores.slowdown if cores else 1.0,
-            **common,
-        )
-        ends = np.array(found.ends)
-    except DifferentError as error:
-        if ranks > MAX_DIFFERENT_RANKS:
-            raise ValueError(
-                f"timing only: expected at most {MAX_DIFFERENT_RANKS} ranks, which are executed "
-                f"one by one because of {error}, got {ranks}; use fewer ranks, or data "
-                "parallelism with collective calls only"
-            ) from error
-        run = run_virtual(program, costs=costs, disturbances=disturbances, cores=cores, **common)
-        ends, alike = np.max([one.ends for one in run.results], axis=0), False
-    alone = None if cut else _alone(workload, first)
-    return Timing(workload, tuple(np.diff(ends).tolist()), alone, alike)
-
-
-def _alone(workload: Workload, costs: ComputeCosts) -> float:
-    """Return the time of a sample on one rank, in s."""
-    batch = max(1, workload.batch // workload.data)
-    plain: dict[str, Any] = {"scheme": "allreduce", "scheme_options": {}, "compress": None}
-    one = replace(workload, axes={}, batch=batch, **plain)
-    network = Network.create([0], latency=0.0, bandwidth=1.0)
-    found, _ = run_alike(_program(one, 1), network=network, costs=costs, processor=Processor())
-    return (found.ends[-1] - found.ends[0]) / batch

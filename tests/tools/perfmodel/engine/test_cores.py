@@ -41,7 +41,6 @@ def test_ranks_that_sleep_while_they_wait_have_equal_parts_of_all_cores(number, 
 
 def test_ranks_that_poll_have_the_part_of_those_on_their_core():
     cores = SharedCores(2, (0,) * 3, kept=True)
-    assert cores.slowdown == 2.0
     assert [cores.end(rank, 0.0, 0.02) for rank in range(3)] == pytest.approx([0.04, 0.04, 0.02])
     even = SharedCores(2, (0,) * 8, kept=True)
     assert {even.end(rank, 0.3, 1.0) for rank in range(8)} == {4.3}

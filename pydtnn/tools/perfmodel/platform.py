@@ -131,26 +131,6 @@ class RankClass:
     bandwidth: float = fields.quantity("B/s")
 
 
-COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
-"""Kinds of collectives of an MPI library that a platform may have times of."""
-
-
-def read_collective(name: str) -> tuple[str, int, int]:
-    """Return kind, ranks and length in B of an entry of `MessageSpeed.collectives`.
-
-    >>> read_collective("allgather, 4 ranks, 8192")
-    ('allgather', 4, 8192)
-    """
-    kind, _, rest = name.partition(", ")
-    ranks, _, nbytes = rest.partition(" ranks, ")
-    if kind not in COLLECTIVES or not (ranks.isdecimal() and nbytes.isdecimal()):
-        raise ValueError(
-            f"collectives: expected a name such as 'allgather, 4 ranks, 8192' with one of "
-            f"{', '.join(COLLECTIVES)}, got {name!r}"
-        )
-    return kind, int(ranks), int(nbytes)
-
-
 @dataclass(frozen=True)
 class MessageSpeed:
     """The network, and the time of a rank's processor for messages.
@@ -177,10 +157,6 @@ class MessageSpeed:
         None: they poll, and keep their part of a core from others.
     test : float
         Time of the processor for a sleep and the test after it, in s, if ranks sleep.
-    collectives : mapping of str to float
-        Times of collectives of the MPI library between hosts, in s, by kind, number of ranks and
-        length of the whole array in B: "allgather, 4 ranks, 8192". By default, and for other
-        numbers of ranks, those of closed formulas.
     classes : tuple of RankClass
         Links between hosts by number of ranks, in ascending order; above the last one, `between`.
     rails : int
@@ -197,14 +173,8 @@ class MessageSpeed:
     eager: float | None = fields.quantity("B", default=None)
     wake: float | None = fields.quantity("s", default=None, positive=False)
     test: float = fields.quantity("s", default=0.0, positive=False)
-    collectives: Mapping[str, float] = fields.quantities("s")
     classes: tuple[RankClass, ...] = fields.parts(RankClass)
     rails: int = fields.count(default=1)
-
-    def __post_init__(self) -> None:
-        """Check the names of collectives."""
-        for name in self.collectives:
-            read_collective(name)
 
 
 @dataclass(frozen=True)
@@ -423,6 +393,12 @@ def _content(source: object, bases: tuple[Path, ...] = ()) -> tuple[Path, object
     if path in bases:
         raise ValueError(f"{path.name}: expected a base that is not based on it; correct it")
     content = fields.load("platform", path)
+    messages = content.get("messages") if isinstance(content, dict) else None
+    if isinstance(messages, dict) and "collectives" in messages:
+        raise ValueError(
+            f"{path.name}: messages.collectives has been removed: delete it; calls of the MPI "
+            "library have the times of closed formulas"
+        )
     if isinstance(content, dict) and "base" in content:
         content = _merge(_content(content.pop("base"), (*bases, path))[1], content)
     return path, content

@@ -47,7 +47,11 @@ CALL = "  call: 15 us"
         (CALL, "  rates: {'linear, 64, forwards': 1 Gflop/s}", "unknown direction 'forwards'"),
         (CALL, "  bandwidths: {'norms, forward': 1 GB/s}", "unknown class 'norms, forward'"),
         ("name: laptop", "name: [", "edited.yaml: expected a YAML file: "),
-        ("  add: 8 GB/s", "  collectives: {'allgather, four, 8 KiB': 1 ms}", "4 ranks, 8192"),
+        (
+            "  add: 8 GB/s",
+            "  collectives: {'broadcast, 2 ranks, 64': 1 ms}",
+            "been removed: delete",
+        ),
         ("  add: 8 GB/s", "  classes: [3]", r"classes\[0\]: expected entries 'name: value'"),
     ],
 )

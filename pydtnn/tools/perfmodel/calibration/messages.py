@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf
 
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.rule import without_rule
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.network import Network, Route
-from pydtnn.tools.perfmodel.platform import COLLECTIVES, Link, MessageSpeed
-
-LENGTHS = (64, 1 << 13, 1 << 17, 1 << 20)
-"""Lengths of the arrays of the measured collectives, in B."""
-
-COLLECTIVE_REPEATS = 3
-"""Measurements of each, after one that opens connections; the median is used."""
+from pydtnn.tools.perfmodel.platform import Link, MessageSpeed
 
 
 def measure_messages(comm: Communicator, default: MessageSpeed) -> tuple[MessageSpeed, list[str]]:
@@ -67,44 +59,8 @@ def measure_messages(comm: Communicator, default: MessageSpeed) -> tuple[Message
         eager=processor.eager if processor.eager < inf else None,
         wake=processor.wake,
         test=processor.test,
-        collectives=measure_collectives(comm) if between else {},
     )
     return messages, missing
-
-
-def measure_collectives(comm: Communicator) -> dict[str, float]:
-    """Measure collectives of the MPI library with all ranks. Collective: all ranks call it.
-
-    Libraries choose other algorithms than the best ones: Open MPI 5 reduces whole arrays to one
-    rank before it scatters them, and its non-blocking allreduce sends three times as many bytes as
-    a ring.
-
-    Returns
-    -------
-    dict of str to float
-        `MessageSpeed.collectives`, equal on all ranks.
-    """
-    plain = without_rule(comm)
-    found = {}
-    for nbytes in LENGTHS:
-        n = nbytes // 4 - nbytes // 4 % comm.size
-        whole, part = np.zeros(n, "float32"), np.zeros(n // comm.size, "float32")
-        counts = [len(part)] * comm.size
-        calls: dict[str, Callable[[], object]] = {
-            "allreduce": partial(_add_up, plain, whole),
-            "reduce_scatter": partial(plain.reduce_scatter, whole, counts, part),
-            "allgather": partial(plain.allgather, part, counts, whole),
-            "broadcast": partial(plain.broadcast, whole),
-        }
-        for kind in COLLECTIVES:
-            one = sample(kind, calls[kind], COLLECTIVE_REPEATS, together=comm.barrier)
-            slowest = map(max, zip(*comm.gather_object(one.times), strict=True))
-            found[f"{kind}, {comm.size} ranks, {nbytes}"] = statistics.median(slowest)
-    return found
-
-
-def _add_up(comm: Communicator, array: np.ndarray) -> None:
-    comm.iallreduce(array).wait()
 
 
 def _routes(network: Network, *, same: bool) -> list[Route]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from math import ceil, inf
 from statistics import median
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests, pause, sleeps
 from pydtnn.tools.perfmodel.network import Network
-from pydtnn.tools.perfmodel.platform import Platform, read_collective
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.request import Request
 
 LENGTH = 1 << 18
@@ -164,9 +163,6 @@ class Processor(NamedTuple):
     add : float
         Time per byte of a library's allreduce inside a host, during which p ranks add and copy 1 -
         1 / p of the array, in s/B; 0: it takes the time of messages.
-    library : callable or None
-        `library(kind, nbytes, ranks)` returns the time of another collective of the MPI library in
-        s, or None for that of closed formulas, as by default.
     eager : float
         Bytes up to which a message between hosts travels while its ranks compute; a longer one
         only proceeds when they are in calls of the communicator.
@@ -181,7 +177,6 @@ class Processor(NamedTuple):
     call: float = 0.0
     copy: float = 0.0
     add: float = 0.0
-    library: Callable[[str, int, int], float | None] | None = None
     eager: float = inf
     wake: float | None = None
     test: float = 0.0
@@ -200,9 +195,8 @@ class Processor(NamedTuple):
         """Return the processor of a platform."""
         messages = platform.messages
         copy, add = (1 / r if r else 0.0 for r in (messages.copy, messages.allreduce))
-        library = _library(messages.collectives) if messages.collectives else None
         waits = messages.eager or inf, messages.wake, messages.test
-        return cls(messages.call, copy, add, library, *waits)
+        return cls(messages.call, copy, add, *waits)
 
     @classmethod
     def measure(cls, comm: Communicator, network: Network | None = None) -> Processor:
@@ -255,28 +249,6 @@ class Processor(NamedTuple):
         found = comm.gather_object((exchanged / 2, add, copy, test))
         call, add, copy, test = (median(values) for values in zip(*found, strict=True))
         return cls(call, copy, add, eager=eager, wake=wake, test=test)
-
-
-def _library(seconds: Mapping[str, float]) -> Callable[[str, int, int], float | None]:
-    """Return a function that interpolates the times of collectives of a platform linearly."""
-    table: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for name, measured in seconds.items():
-        kind, ranks, length = read_collective(name)
-        table.setdefault((kind, ranks), []).append((length, measured))
-    for points in table.values():
-        points.sort()
-
-    def time_of(kind: str, nbytes: int, ranks: int) -> float | None:
-        points = table.get((kind, ranks))
-        if points is None:
-            return None
-        if nbytes <= points[0][0] or len(points) == 1:
-            return points[0][1]
-        pairs = list(pairwise(points))
-        (a, t), (b, u) = next((pair for pair in pairs if nbytes <= pair[1][0]), pairs[-1])
-        return t + (nbytes - a) / (b - a) * max(u - t, 0.0)
-
-    return time_of
 
 
 def _measure(comm: Communicator, operation: Callable[[], float], written: np.ndarray) -> float:

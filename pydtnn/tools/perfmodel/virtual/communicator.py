@@ -231,13 +231,9 @@ class VirtualCommunicator(MeetingCommunicator):
 
     def _leave(self, call: Call, times: _Times) -> list[float]:
         """Return the time at which each rank leaves a collective call, in s."""
-        group, nbytes = self._group, 0 if self._adds(call) else times.nbytes
-        library = group.processor.library
-        measured = None if library is None else library(call.kind, nbytes, self.size)
-        if measured is None or self.size == 1:
-            network = self._engine.network
-            measured = library_seconds(call.kind, nbytes, network, group.members)
-        return [max(times.joined) + measured] * self.size
+        nbytes = 0 if self._adds(call) else times.nbytes
+        seconds = library_seconds(call.kind, nbytes, self._engine.network, self._group.members)
+        return [max(times.joined) + seconds] * self.size
 
     def _adds(self, call: Call) -> bool:
         """Return whether the processors of the ranks add and copy the arrays of a call."""
@@ -248,7 +244,6 @@ class VirtualCommunicator(MeetingCommunicator):
         self._wait(
             times.left[self.rank],
             lambda: f"{call.text} (without rank {times.meeting.missing()})",
-            late=self._group.processor.library is None,  # measured times are those of ranks
         )
         if times.meeting.problem:
             raise ValueError(times.meeting.problem)
@@ -259,14 +254,13 @@ class VirtualCommunicator(MeetingCommunicator):
                 self._engine.spend(self._own, nbytes * self._group.processor.add)
         return times.meeting.result
 
-    def _wait(self, done: Completion, doing: Callable[[], str], late: bool = True) -> None:
-        """Wait; `late` says whether the time of the completion is that at which it happens."""
+    def _wait(self, done: Completion, doing: Callable[[], str]) -> None:
         engine, own = self._engine, self._own
         before = engine.clock(own)
         engine.wait(own, done, doing)
         waited = engine.clock(own) - before
         self.copies.wait(waited)
-        if waited and late:
+        if waited:
             engine.sleep(own, self._group.processor.notice(waited))
         if tests := self._group.processor.testing(waited):
             engine.post(own, lambda: engine.work(own, tests))

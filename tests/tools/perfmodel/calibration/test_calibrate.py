@@ -15,15 +15,11 @@ from pydtnn.kernels.dry import dry_backend
 from pydtnn.model import Model
 from pydtnn.tools.perfmodel.calibration import command, machine, rates
 from pydtnn.tools.perfmodel.calibration.calibrate import Calibration, calibrate
-from pydtnn.tools.perfmodel.calibration.messages import (
-    LENGTHS,
-    measure_collectives,
-    measure_messages,
-)
+from pydtnn.tools.perfmodel.calibration.messages import measure_messages
 from pydtnn.tools.perfmodel.calibration.sample import Sample
 from pydtnn.tools.perfmodel.compute.classes import classify
 from pydtnn.tools.perfmodel.entries import KernelClass
-from pydtnn.tools.perfmodel.platform import COLLECTIVES, Platform, read_collective
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.tools.perfmodel.small import small_work
@@ -126,15 +122,6 @@ def test_ranks_of_a_job_measure_messages_between_them(tmp_path, mpiexec):
     assert platform.messages.inside.shared > 0
     assert "conv 3x3 fused, 64, forward" in platform.compute.rates
     assert f"written to {path}" in done.stdout
-
-
-@pytest.mark.long
-def test_collectives_between_hosts_are_entries_of_the_platform():
-    found, other = run_threads(2, measure_collectives)
-    assert found == other
-    assert {read_collective(name)[0] for name in found} == {*COLLECTIVES}
-    assert len(found) == 4 * len(LENGTHS)
-    assert min(found.values()) > 0
 
 
 def test_rates_are_those_of_the_common_classes_of_each_number_of_channels():

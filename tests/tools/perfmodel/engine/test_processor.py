@@ -20,36 +20,6 @@ def test_the_processor_of_a_platform_copies_at_its_rate():
     assert Processor.of(replace(platform, messages=messages)) == Processor(2e-6, 1e-9, 0.0)
 
 
-LENGTHS, TIMES = (64, 1 << 13, 1 << 17, 1 << 20), (1.0, 2.0, 2.0, 10.0)
-
-
-def with_broadcasts() -> Platform:
-    """A platform on which broadcasts of two ranks take `TIMES`."""
-    platform = Platform.load("laptop")
-    times = {f"broadcast, 2 ranks, {n}": t for n, t in zip(LENGTHS, TIMES, strict=True)}
-    return replace(platform, messages=replace(platform.messages, collectives=times))
-
-
-def test_times_of_collectives_are_interpolated_and_continued():
-    time = Processor.of(with_broadcasts()).library
-    assert time("broadcast", 0, 2) == 1.0
-    assert time("broadcast", (LENGTHS[0] + LENGTHS[1]) // 2, 2) == pytest.approx(1.5)
-    assert [time("broadcast", n, 2) for n in LENGTHS] == pytest.approx(TIMES)
-    assert time("broadcast", 2 * LENGTHS[3] - LENGTHS[2], 2) == pytest.approx(18.0)
-    assert time("allgather", 64, 2) is None
-    assert time("broadcast", 64, 3) is None
-
-
-def test_virtual_ranks_take_the_measured_time_after_the_last_one_has_called():
-    def rank(comm):
-        comm.broadcast(np.zeros(LENGTHS[3], "u1"))
-
-    processor = Processor(library=Processor.of(with_broadcasts()).library)
-    run = run_virtual(rank, network=cluster("ab"), costs=UniformCosts(), processor=processor)
-    before = run_virtual(lambda comm: None, network=cluster("ab"), costs=UniformCosts())
-    assert np.subtract(run.seconds, before.seconds) == pytest.approx([10.0] * 2)
-
-
 def test_all_ranks_measure_the_same_processor_and_one_rank_has_no_messages():
     one, other = run_threads(2, Processor.measure)
     assert one == other

@@ -15,7 +15,7 @@ from pydtnn.tools.schedules.timeline import MatchedPlan, PlanMessage
 from pydtnn.utils.figures import BAND, INK, LINE, PALETTE, QUIET, save_figure
 
 MAX_RANK_COLUMNS = 16
-"""Maximum number of ranks with a column each; with more, each round is summarised in a line."""
+"""Maximum number of ranks in a text, each with a column."""
 
 
 def text(name: str, done: MatchedPlan, hosts: Sequence[Hashable]) -> str:
@@ -29,11 +29,20 @@ def text(name: str, done: MatchedPlan, hosts: Sequence[Hashable]) -> str:
         The schedule, as `check` returns it.
     hosts : sequence of hashable
         Identifier of the host of each rank.
+
+    Raises
+    ------
+    ValueError
+        If there are more ranks than columns.
     """
+    if len(hosts) > MAX_RANK_COLUMNS:
+        raise ValueError(
+            f"draw: expected at most {MAX_RANK_COLUMNS} ranks as text, got {len(hosts)}; use "
+            "--output FILE, or check, which prints rounds and volumes"
+        )
     lines = [title(name, done, hosts)]
     if done.messages:
-        table = _table if len(hosts) <= MAX_RANK_COLUMNS else _digest
-        lines += [_legend(done), "", *table(done, hosts)]
+        lines += [_legend(done), "", *_table(done, hosts)]
     return "\n".join(lines)
 
 
@@ -153,33 +162,6 @@ def _table(done: MatchedPlan, hosts: Sequence[Hashable]) -> list[str]:
             columns = [(cells[row, rank] + [""] * tallest)[i] for rank in range(len(hosts))]
             lines.append(line(str(row) if i == 0 else "", columns))
     return lines
-
-
-def _digest(done: MatchedPlan, hosts: Sequence[Hashable]) -> list[str]:
-    """Return a line for each round, or for several equal rounds, with the messages of all ranks."""
-    by_row: dict[int, list[PlanMessage]] = defaultdict(list)
-    for message in done.messages:
-        by_row[message.row].append(message)
-    lines = ["rounds    messages  between hosts  added  distance      largest  busiest rank sends"]
-    described = ((row, _row(messages, hosts)) for row, messages in sorted(by_row.items()))
-    for line, alike in groupby(described, key=lambda pair: pair[1]):
-        rows = [row for row, _ in alike]
-        numbers = f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])
-        lines.append(f"{numbers:<9}{line}")
-    return lines
-
-
-def _row(messages: list[PlanMessage], hosts: Sequence[Hashable]) -> str:
-    away = {abs(message.receiver - message.sender) for message in messages}
-    near = {min(distance, len(hosts) - distance) for distance in away}  # as on a ring
-    distance = f"{min(near)} to {max(near)}" if len(near) > 1 else str(*near)
-    crossing = sum(hosts[message.sender] != hosts[message.receiver] for message in messages)
-    sums = sum(message.op == "sum" for message in messages)
-    largest = array(max(length(message.part) for message in messages))
-    return (
-        f"{len(messages):>9}{crossing:>15}{sums:>7}  {distance:<10}{largest:>11}"
-        f"{array(busiest(messages)):>20}"
-    )
 
 
 def _in_order(message: PlanMessage) -> tuple[int, int, int, Part, int]:

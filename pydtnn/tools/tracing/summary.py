@@ -40,7 +40,6 @@ def summarize(timeline: Timeline, *, top: int = 12) -> list[str]:
         _times("time per phase", analysis.phase_times(timeline), top),
         _times("time per layer", analysis.layer_times(timeline), top),
         _times("time per operation", analysis.operation_times(timeline), top),
-        _epochs(timeline, top),
         _usage(timeline, blocks),
         _waits(timeline, blocks, top),
         _traffic(timeline, top),
@@ -139,20 +138,6 @@ def _times(title: str, times: Sequence[Time], top: int) -> Iterator[str]:
         sent = [quantity(time.nbytes, 1024, "B")] * sends
         rows.append((*row, *numbers, f"{time.share:.1%}", *sent))
     return _first(heading, rows, len(times), top)
-
-
-def _epochs(timeline: Timeline, top: int) -> Iterator[str]:
-    """Time of the phases of each epoch; beyond `MAX_RANKS` ranks the extremes only."""
-    times = [time for time in analysis.epoch_times(timeline) if time.epoch >= 0]
-    many = timeline.size > MAX_RANKS
-    names = [f"rank {rank}" for rank in range(timeline.size)]
-    columns = ("minimum", "median", "maximum") if many else names
-    rows = []
-    for time in times[: 3 * top]:
-        values = np.quantile(time.seconds, (0, 0.5, 1)) if many else time.seconds
-        numbers = [f"{value:.3f} s" for value in values]
-        rows.append((str(time.epoch), time.name, f"{time.calls:,}", *numbers))
-    return _first(("epoch", "phase", "calls", *columns), rows, len(times), 3 * top)
 
 
 def _usage(timeline: Timeline, blocks: Blocks) -> Iterator[str]:

@@ -32,23 +32,6 @@ round  rank 0    rank 1   | rank 2    rank 3
     3  0-1 => 1  2-3 => 0 | 0-1 => 3  2-3 => 2
 """
 
-DIGEST = """\
-ring of 18 ranks on 2 hosts: 34 rounds; each rank sends 1.89 n in 34 messages
-the array of n bytes is in 18 equal parts, 0 to 17
-k +> r: sends k to rank r, which adds it to its own
-k => r: sends k to rank r, which takes it instead of its own
-
-rounds    messages  between hosts  added  distance      largest  busiest rank sends
-0-16            18              2     18  1                n/18                n/18
-17-33           18              2      0  1                n/18                n/18
-"""
-
-SHOWN = {
-    ("hierarchical", (0, 0, 1, 1)): HIERARCHICAL,
-    ("ring", tuple(rank // 9 for rank in range(18))): DIGEST,
-}
-
-
 WATCHER = """
 from pydtnn.comm.schedules.steps import ALL, add, send
 
@@ -60,9 +43,9 @@ number = 3
 """
 
 
-@each(("name", "hosts"), SHOWN)
-def test_a_schedule_is_a_table_of_who_sends_what_to_whom(name, hosts):
-    assert text(name, check(name, hosts), hosts) + "\n" == SHOWN[name, hosts]
+def test_a_schedule_is_a_table_of_who_sends_what_to_whom():
+    hosts = (0, 0, 1, 1)
+    assert text("hierarchical", check("hierarchical", hosts), hosts) + "\n" == HIERARCHICAL
 
 
 def test_titles_of_other_schedules():
@@ -121,6 +104,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
     two = check("ring", 2)
     with pytest.raises(ValueError, match=r"must end in one of \.png, \.pdf, \.svg, got "):
         draw(tmp_path / "ring.gif", "ring", two, "ab")
+    with pytest.raises(ValueError, match="expected at most 16 ranks as text, got 17"):
+        text("ring", check("ring", 17), range(17))
     with pytest.raises(ValueError, match="expected at most 32 ranks in a picture, got 33"):
         draw(tmp_path / "ring.png", "ring", check("ring", 33), range(33))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it then raises ImportError

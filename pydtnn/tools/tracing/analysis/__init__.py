@@ -10,13 +10,11 @@ from pydtnn.tools.tracing.analysis.efficiency import Efficiency, efficiency
 from pydtnn.tools.tracing.analysis.path import CriticalPaths, Path, PathPart, PathSegment
 from pydtnn.tools.tracing.analysis.states import State, States, find_states
 from pydtnn.tools.tracing.analysis.times import (
-    EpochTime,
     Machine,
     Rate,
     Slow,
     Time,
     Usage,
-    epoch_times,
     layer_times,
     machine,
     operation_times,
@@ -35,7 +33,6 @@ __all__ = [
     "Change",
     "CriticalPaths",
     "Efficiency",
-    "EpochTime",
     "Labels",
     "Machine",
     "Path",
@@ -50,7 +47,6 @@ __all__ = [
     "compare",
     "describe_label",
     "efficiency",
-    "epoch_times",
     "find_blocks",
     "find_states",
     "label",

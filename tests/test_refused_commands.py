@@ -72,12 +72,12 @@ OTHERS = {
     "checkpoint": [["verify", "runs/damaged"], ["diff", "runs/damaged", "runs/a"]],
     "trace": [
         ["summary", "runs/a"],
-        ["export", "runs/a", "--to=csv", "--output=new/x.csv"],
+        ["export", "runs/a", "--to=paraver", "--output=new/x.prv"],
         ["export", "trace", "--to=otf2", "--output=new/x"],
         ["replay", "trace", "--platform=cpu-1gbit"],
     ],
     "report": [
-        ["runs/a", "--step=first", "--output=new/page.html"],
+        ["runs/a", "--step=0:1", "--output=new/page.html"],
         ["runs/a", "--trace=none", "--output=new/page.html"],
     ],
     "runs": [["runs", "--sort=nonsense"], ["runs", "--diff", "a", "none"]],

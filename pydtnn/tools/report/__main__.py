@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pydtnn.tools.report.page import render
-from pydtnn.tools.report.runs import StepNumber, read_runs
+from pydtnn.tools.report.runs import read_runs
 from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.files import write_file
 
@@ -24,22 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    runs, steps = read_runs(options.runs, options.trace), [*map(read_step, options.step)]
-    page = render(runs, steps).encode()
+    page = render(read_runs(options.runs, options.trace)).encode()
     write_file("report: --output", options.output, page)
     print(f"{options.output}: {len(page) / 1e6:.1f} MB")
-
-
-def read_step(text: str) -> StepNumber:
-    """Return the step of "EPOCH:STEP".
-
-    >>> read_step("0:12")
-    StepNumber(epoch=0, number=12)
-    """
-    epoch, _, number = text.partition(":")
-    if not (epoch.isdecimal() and number.isdecimal()):
-        raise ValueError(f"report: --step: expected EPOCH:STEP, such as 0:12, got {text!r}")
-    return StepNumber(int(epoch), int(number))
 
 
 def create_parser() -> Parser:
@@ -51,6 +38,7 @@ def create_parser() -> Parser:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that a run printed")
     parser.removed["--figures"] = "the page saves each of its figures as SVG, by its camera button"
+    parser.removed["--step"] = "pydtnn trace export FOLDER --to chrome draws all steps in Perfetto"
     text = "page to write (default: report.html)"
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=text)
     parser.add_argument(
@@ -59,13 +47,6 @@ def create_parser() -> Parser:
         default=[],
         metavar="FOLDER",
         help="trace of the first RUN; repeated, of the next ones (default: that of the run)",
-    )
-    parser.add_argument(
-        "--step",
-        action="append",
-        default=[],
-        metavar="EPOCH:STEP",
-        help="step of the timeline; can be repeated (default: one of median duration)",
     )
     return parser
 

@@ -12,7 +12,7 @@ from pydtnn.tools.report.memory import memory
 from pydtnn.tools.report.messages import messages
 from pydtnn.tools.report.overview import configuration, environment, overview
 from pydtnn.tools.report.predicted import predicted
-from pydtnn.tools.report.runs import RunView, StepNumber
+from pydtnn.tools.report.runs import RunView
 from pydtnn.tools.report.scaling import scaling
 from pydtnn.tools.report.section import Section
 from pydtnn.tools.report.steps import phases, steps
@@ -23,24 +23,18 @@ from pydtnn.utils.version import __version__
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def sections_of(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> list[Section]:
-    """Return the sections of runs, in the order of the page; the timeline has the steps `shown`."""
-    return [
-        *(build(runs) for build in (overview, scaling, training, throughput, predicted)),
-        *(build(runs) for build in (phases, steps)),
-        timeline(runs, shown),
-        *(build(runs) for build in (layers, messages, memory, configuration, environment)),
-    ]
+def sections_of(runs: Sequence[RunView]) -> list[Section]:
+    """Return the sections of runs, in the order of the page."""
+    builders = (overview, scaling, training, throughput, predicted, phases, steps, timeline, layers)
+    return [build(runs) for build in (*builders, messages, memory, configuration, environment)]
 
 
-def render(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> str:
+def render(runs: Sequence[RunView]) -> str:
     """Return the page of runs as HTML that refers to no other file.
 
     Parameters
     ----------
     runs : sequence of Run
-    shown : sequence of Step
-        Steps of the timeline; by default one of median duration and the slowest one.
 
     Raises
     ------
@@ -48,7 +42,7 @@ def render(runs: Sequence[RunView], shown: Sequence[StepNumber] = ()) -> str:
         If Jinja2 is not installed, with the command that installs it.
     """
     jinja2 = import_optional("jinja2", "jinja2", "report")
-    sections = sections_of(runs, shown)
+    sections = sections_of(runs)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,

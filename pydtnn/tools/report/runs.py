@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pydtnn.tools.report.section import SectionSource, colour
 from pydtnn.tools.runs.run import Run as StoredRun
 from pydtnn.tools.runs.run import differences, read_run
-from pydtnn.tools.tracing import Timeline, load_timeline
+from pydtnn.tools.tracing import Steps, Timeline, load_timeline
 from pydtnn.tools.tracing.analysis import Blocks, Labels, find_blocks, label
 
 HOW = (
@@ -21,13 +21,6 @@ HOW = (
     "--trace FOLDER to the command of the report"
 )
 """How to obtain what a section without data would show."""
-
-
-class StepNumber(NamedTuple):
-    """A step of training: its epoch and its number in it, from 0."""
-
-    epoch: int
-    number: int
 
 
 class RunTrace:
@@ -51,11 +44,10 @@ class RunTrace:
         """What the main threads were doing."""
         return label(self.timeline)
 
-    @cached_property
-    def steps(self) -> list[StepNumber]:
-        """The steps, in the order of `Timeline.steps`."""
-        steps = self.timeline.steps
-        return [*map(StepNumber, steps.epochs.tolist(), steps.numbers.tolist())]
+    @property
+    def steps(self) -> Steps:
+        """The steps of the timeline."""
+        return self.timeline.steps
 
     def span(self, position: int) -> tuple[int, int]:
         """Return start and end of a step on any rank, in ns."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.tools.report.runs import TRACE, RunTrace, RunView, StepNumber
+from pydtnn.tools.report.runs import TRACE, RunTrace, RunView
 from pydtnn.tools.report.section import COLOURS, Figure, Section, section, spread_places
 from pydtnn.utils.observer import Kind
 
@@ -69,27 +69,12 @@ class Bar(NamedTuple):
     "the preceding one ended, with callbacks and the wait for its batch. All times are on the "
     "clock of rank 0.",
 )
-def timeline(
-    result: Section, traced: Sequence[tuple[RunView, RunTrace]], given: Sequence[StepNumber] = ()
-) -> None:
-    """Fill the section with the bars of some steps.
-
-    Parameters
-    ----------
-    result : Section
-    traced : sequence of (Run, Traced)
-    given : sequence of Step
-        By default a step of median duration of each run; if there is one run, also the slowest.
-
-    Raises
-    ------
-    ValueError
-        If a trace does not contain a given step.
-    """
+def timeline(result: Section, traced: Sequence[tuple[RunView, RunTrace]]) -> None:
+    """Fill the section with a step of median duration of each run; of one run also the slowest."""
     shown = [
         (f"{run.label}: {words}", trace, position)
         for run, trace in traced
-        for position, words in _positions(run, trace, given, len(traced) == 1).items()
+        for position, words in _positions(trace, len(traced) == 1).items()
     ]
     result.figures = [_figure(*step, MAX_BARS // len(shown)) for step in shown]
     result.legend = {group: COLOURS[group] for group in GROUPS}
@@ -100,26 +85,14 @@ def group_of(phase: str) -> str:
     return "callbacks" if phase.startswith("callback ") else PHASES.get(phase, "other")
 
 
-def _positions(
-    run: RunView, trace: RunTrace, given: Sequence[StepNumber], slowest: bool
-) -> dict[int, str]:
+def _positions(trace: RunTrace, slowest: bool) -> dict[int, str]:
     """Return the positions of the steps to show, with their description."""
-    for step in given:
-        if step not in trace.steps:
-            first, last = trace.steps[0], trace.steps[-1]
-            raise ValueError(
-                f"report: --step: the trace of {run.label} does not contain step {step.number} of "
-                f"epoch {step.epoch}; choose one from {first.epoch}:{first.number} to "
-                f"{last.epoch}:{last.number}"
-            )
-    words = {trace.steps.index(step): "" for step in given}
-    if not words:
-        words = {trace.typical(): "median duration, "}
-        if slowest:
-            words.setdefault(trace.slowest(), "the slowest step, ")
+    words = {trace.typical(): "median duration, "}
+    if slowest:
+        words.setdefault(trace.slowest(), "the slowest step, ")
     return {
-        position: f"{text}step {trace.steps[position].number} of epoch "
-        f"{trace.steps[position].epoch}, {trace.milliseconds(position):.1f} ms"
+        position: f"{text}step {trace.steps.numbers[position]} of epoch "
+        f"{trace.steps.epochs[position]}, {trace.milliseconds(position):.1f} ms"
         for position, text in words.items()
     }
 

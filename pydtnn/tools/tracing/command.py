@@ -42,7 +42,7 @@ def create_parser() -> Parser:
         "--format",
         required=True,
         choices=FORMATS,
-        help="chrome: JSON for ui.perfetto.dev; paraver; csv: a row per record",
+        help="chrome: JSON for ui.perfetto.dev; paraver",
     )
     export.add_argument("--output", help="file; default: in the folder")
     export.set_defaults(command=_export)

@@ -73,9 +73,9 @@ def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_se
         "scaling",
         "messages",
     }
-    assert main(["run", "--step", "0:3"]) == 0
+    assert main(["run"]) == 0
     assert "report.html: " in capsys.readouterr().out
-    assert "run: step 3 of epoch 0, " in Path("report.html").read_text()
+    assert "run: the slowest step, step " in Path("report.html").read_text()
 
 
 def test_a_missing_package_is_a_sentence_with_the_command(tmp_path, monkeypatch, capsys):
@@ -90,8 +90,8 @@ def test_wrong_folders_and_outputs_are_sentences(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert "contains no run; give the folder that a run prints" in capsys.readouterr().err
     run = str(write_run(tmp_path / "run"))
-    assert main([run, "--step", "7"]) == 1
-    assert "--step: expected EPOCH:STEP, such as 0:12, got '7'" in capsys.readouterr().err
+    assert main([run, "--step", "0:7"]) == 1
+    assert "--step has been removed: pydtnn trace export FOLDER" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main([run, "-o", str(tmp_path / "file" / "page.html")]) == 1
     assert "report: --output: cannot write" in capsys.readouterr().err

@@ -85,11 +85,8 @@ def test_the_comparison_is_sorted_by_difference(folder, capsys):
 @pytest.mark.parametrize(
     ("format", "files"),
     [
-        ("csv", ["trace.csv"]),
-        (
-            "paraver",
-            [f"trace{end}" for end in ("-layers.cfg", "-states.cfg", ".pcf", ".prv", ".row")],
-        ),
+        ("chrome", ["trace.json"]),
+        ("paraver", [f"trace{end}" for end in (".pcf", ".prv", ".row")]),
     ],
 )
 def test_an_export_writes_into_the_folder_of_the_trace(folder, tmp_path, capsys, format, files):
@@ -110,7 +107,7 @@ def test_mistakes_are_answered_in_one_sentence(folder, tmp_path, capsys):
     assert "expected a number of rows from 1" in error(capsys, "summary", tmp_path, "--top", "0")
     (tmp_path / "file").touch()
     text = error(
-        capsys, "export", folder / "run", "--to", "csv", "--output", tmp_path / "file" / "x"
+        capsys, "export", folder / "run", "--to", "chrome", "--output", tmp_path / "file" / "x"
     )
     assert "cannot write" in text
     write_run(tmp_path / "empty", steps=0)

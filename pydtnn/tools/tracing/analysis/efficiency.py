@@ -176,11 +176,6 @@ class Efficiency:
         return float(self.useful.mean() / self.useful.max())
 
     @property
-    def communication(self) -> float:
-        """Maximum of U over T: serialisation x transfer."""
-        return float(self.useful.max()) / self.runtime
-
-    @property
     def serialisation(self) -> float:
         """Maximum of U over T': the loss because ranks depend on each other."""
         return float(self.useful.max()) / self.ideal_runtime

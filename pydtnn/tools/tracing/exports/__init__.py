@@ -1,4 +1,4 @@
-"""Traces in the formats of other tools: Perfetto, Paraver, tables."""
+"""Traces in the formats of other tools: Perfetto, Paraver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from pydtnn.tools.tracing.exports.chrome import write_chrome
 from pydtnn.tools.tracing.exports.paraver import write_paraver
-from pydtnn.tools.tracing.exports.table import write_table
 from pydtnn.tools.tracing.timeline import Timeline
 
 
@@ -30,7 +29,6 @@ class Format(NamedTuple):
 FORMATS = {
     "chrome": Format(write_chrome, "trace.json"),
     "paraver": Format(write_paraver, "trace.prv"),
-    "csv": Format(write_table, "trace.csv"),
 }
 """The formats by name."""
 
@@ -39,5 +37,4 @@ __all__ = [
     "Format",
     "write_chrome",
     "write_paraver",
-    "write_table",
 ]

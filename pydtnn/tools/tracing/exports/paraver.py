@@ -1,4 +1,4 @@
-"""Traces for Paraver: records in a ``.prv`` file, names in ``.pcf`` and ``.row``, two views.
+"""Traces for Paraver: records in a ``.prv`` file, names in ``.pcf`` and ``.row``.
 
 Each rank is a task and each thread a thread of it. States are what a thread does; events the
 innermost phase, layer, kernel, operation of the communicator and work of the loader, with the value
@@ -86,57 +86,6 @@ THREAD_FUNC          State As Is
 
 """
 
-VIEW = """#ParaverCFG
-ConfigFile.Version: 3.4
-ConfigFile.NumWindows: 1
-ConfigFile.BeginDescription
-{description}
-ConfigFile.EndDescription
-
-################################################################################
-< NEW DISPLAYING WINDOW {name} >
-################################################################################
-window_name {name}
-window_type single
-window_id 1
-window_position_x 100
-window_position_y 100
-window_width 1000
-window_height 300
-window_comm_lines_enabled {lines}
-window_flags_enabled false
-window_noncolor_mode true
-window_color_mode window_in_null_gradient_mode
-window_logical_filtered true
-window_physical_filtered false
-window_comm_fromto true
-window_comm_tagsize true
-window_comm_typeval true
-window_units Milliseconds
-window_maximum_y 100.000000000000
-window_minimum_y 0.000000000000
-window_compute_y_max true
-window_level thread
-window_scale_relative 1.000000000000
-window_end_time_relative 1.000000000000
-window_object appl {{ 1, {{ All }} }}
-window_begin_time_relative 0.000000000000
-window_open true
-window_drawmode draw_maximum
-window_drawmode_rows draw_maximum
-window_pixel_size 1
-window_labels_to_draw 1
-window_selected_functions {{ 14, {{ {{cpu, Active Thd}}, {{appl, Adding}}, {{task, Adding}}, \
-{{thread, {function}}}, {{node, Adding}}, {{system, Adding}}, {{workload, Adding}}, \
-{{from_obj, All}}, {{to_obj, All}}, {{tag_msg, All}}, {{size_msg, All}}, {{bw_msg, All}}, \
-{{evt_type, {types}}}, {{evt_value, All}} }} }}
-window_compose_functions {{ 9, {{ {{compose_cpu, As Is}}, {{compose_appl, As Is}}, \
-{{compose_task, As Is}}, {{compose_thread, As Is}}, {{compose_node, As Is}}, \
-{{compose_system, As Is}}, {{compose_workload, As Is}}, {{topcompose1, As Is}}, \
-{{topcompose2, As Is}} }} }}
-{filters}"""
-"""A view: lines of a key and a value, as Paraver saves them."""
-
 
 def names_file(values: Mapping[int, Mapping[str, int]]) -> str:
     """Return the ``.pcf`` file: names of states, types of events and their values.
@@ -183,34 +132,6 @@ def rows_file(timeline: Timeline, cpus: Mapping[tuple[int, int], int], hosts: li
     return "\n\n".join(blocks) + "\n"
 
 
-def states_view() -> str:
-    """Return the ``.cfg`` file of a timeline of states, with lines for messages."""
-    return VIEW.format(
-        name="States",
-        description="What each thread does: running, waiting, communicating. Lines are messages.",
-        lines="true",
-        function="State As Is",
-        types="All",
-        filters="",
-    )
-
-
-def layers_view() -> str:
-    """Return the ``.cfg`` file of a timeline of layers, forward and backward."""
-    types = [TYPES[Kind.FORWARD], TYPES[Kind.BACKWARD]]
-    codes = " ".join(str(code) for code, _ in types)
-    labels = " ".join(f'"{label}"' for _, label in types)
-    return VIEW.format(
-        name="Layers",
-        description="The layer that each rank computes, forward or backward.",
-        lines="false",
-        function="Last Evt Val",
-        types="=",
-        filters=f"window_filter_module evt_type {len(types)} {codes}\n"
-        f"window_filter_module evt_type_label {len(types)} {labels}\n",
-    )
-
-
 Line = tuple[int, int, str]
 """Time in ns, type of the record and the record."""
 
@@ -222,8 +143,7 @@ def write_paraver(timeline: Timeline, path: Path) -> None:
     ----------
     timeline : Timeline
     path : Path
-        Of the ``.prv`` file. The others have its name with another suffix; the views are
-        ``NAME-states.cfg`` and ``NAME-layers.cfg``.
+        Of the ``.prv`` file. The others have its name with another suffix.
     """
     objects = Objects(timeline)
     records = _Records(timeline, objects)
@@ -233,8 +153,6 @@ def write_paraver(timeline: Timeline, path: Path) -> None:
         path: "".join([header, *(f"{line}\n" for _, _, line in lines)]),
         path.with_suffix(".pcf"): names_file(records.values),
         path.with_suffix(".row"): rows_file(timeline, objects.cpus, objects.hosts),
-        path.with_name(f"{path.stem}-states.cfg"): states_view(),
-        path.with_name(f"{path.stem}-layers.cfg"): layers_view(),
     }
     for name, text in files.items():
         write_file("trace export", name, text.encode())

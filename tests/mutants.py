@@ -5,9 +5,10 @@ a statement is missing, or two arguments have changed places. Its name consists 
 function and kind, and a number among those of its kind in the function, so that it stays when other
 code changes. Those that no test can find are listed with the reason in `EQUIVALENT`.
 
-Tests run in a copy of the checkout, in the order of `stages`, until one fails that
-passes without the mutant. Results are appended to a file: a run that was interrupted continues, and
-the circle "all" continues with what "fast" has left.
+The tests that execute what has changed (`tests.executed`) run in a copy of the checkout, until one
+fails that passes without the mutant; it has survived if all of them pass. Results are appended to a
+file: a run that was interrupted continues, and the circle "all" continues with what "fast" has
+left.
 """
 
 from __future__ import annotations
@@ -18,49 +19,43 @@ import copy
 import difflib
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import date
-from functools import cache
 from importlib.util import cache_from_source
 from itertools import chain
-from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple
 
 from pydtnn.utils.machine import available_cores
+from tests.executed import Map, check_out, copy_file, pytest_in
+from tests.hits import CHOSEN
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".toml")
-EXAMPLE = re.compile(r"^ *>>> (?!.*doctest: \+SKIP)", re.M)
-"""An example that is executed, as in `tests.test_docstrings`."""
-
-EXAMPLES = "tests/test_docstrings.py::test_examples_have_the_results_that_are_written_below_them"
-
 CIRCLES = {"fast": "not long and not measure", "all": "long and not measure"}
 """Marks of the tests that each circle adds to those before it."""
 
-ALIVE = ("SURVIVED", "UNDECIDED")
-"""Results of mutants that no test has found, of the latter within the budget."""
+ALIVE = "SURVIVED"
+"""The result of a mutant that no test has found."""
 
 STOPPED = Event()
 """Ends running tests, as when the user interrupts the program."""
 
-HANG_S = 300
-"""Time after which a test is one that hangs, which kills the mutant."""
+HANG_S, SLOWER = 120, 20
+"""A test that lasts so long, and so many times longer than without a mutant, hangs: a kill."""
+
+AT_ONCE = 40
+"""Tests that are run first, whose files are imported sooner than those of all."""
 
 LEFT_OUT = tuple(
     f"pydtnn/{path}" for path in ("kernels/cuda/", "comm/nccl.py", "training/capture.py")
@@ -89,6 +84,7 @@ FUNCTIONS = {"__repr__", "__str__"}
 CALLS = {"warn", "debug", "info", "warning", "error", "isinstance", "cast", "TypeVar"}
 CONDITIONS = re.compile(r"\b(TYPE_CHECKING|__name__|sys\.platform)\b")
 SYMMETRIC = {"max", "min", "gcd", "lcm", "maximum", "minimum", "add", "multiply"}
+
 
 Edit = tuple[Any, str]
 """A node of a syntax tree and the text that replaces it."""
@@ -231,88 +227,6 @@ def draw(names: Sequence[str], seed: int, count: int) -> list[str]:
     ]
 
 
-def stages(root: Path, name: str) -> dict[str, list[str]]:
-    """Return arguments of pytest by stage: the tests that are most likely to find a mutant first.
-
-    They are the examples in its file, the tests of its module or function and the contracts of its
-    package, those that import the module, those of its package, and the rest. Those that name its
-    class or function most often begin a stage, in the last two after those of its folder and those
-    whose imports are nearer to the module.
-    """
-    file, scope, *_ = name.split("::")
-    path = Path(file).relative_to("pydtnn").with_suffix("")
-    tests = sorted((root / "tests").rglob("test_*.py"))
-    mirror = root / "tests" / path
-    topics = "|".join((path.name, *(part.strip("_").lower() for part in scope.split("."))))
-    package = root.joinpath("tests", *path.parts[: 1 + (path.parts[0] == "tools")])
-    own = [
-        test
-        for test in tests
-        if test.parent == mirror
-        or (
-            (test.parent == mirror.parent or package in test.parents)
-            and re.fullmatch(rf"test_({topics}|contracts)(_\w+)?\.py", test.name)
-        )
-    ]
-    text = (root / file).read_text()
-    far = distances(root, file, tests)
-    found: dict[str, list[Path]] = {
-        "own tests": own,
-        "importing": [test for test in tests if far[test] == 1],
-        "package": [test for test in tests if test.is_relative_to(package)],
-        "rest": tests,
-    }
-
-    def order(test: Path) -> tuple[bool, float, int]:
-        words = [re.findall(rf"\b{part}\b", test.read_text()) for part in scope.split(".")]
-        near = test in own or test.is_relative_to(mirror.parent)
-        return not near, (0 if test in own else far[test]), -sum(map(len, words))
-
-    result, before = {}, set()
-    for stage, chosen in found.items():
-        result[stage] = [
-            test.relative_to(root).as_posix() for test in sorted({*chosen} - before, key=order)
-        ]
-        before |= {*chosen}
-    result["own tests"][:0] = [f"{EXAMPLES}[{file}]"] if EXAMPLE.search(text) else []
-    return result
-
-
-def distances(root: Path, file: str, tests: Sequence[Path]) -> dict[Path, float]:
-    """Return over how many imports each test reaches a file of the library."""
-    far = {}
-    left, names = {*root.glob("pydtnn/**/*.py"), *tests}, names_in(root, root / file)
-    for distance in range(1, 8):
-        nearest = {path for path in left if names & imported(path)}
-        far |= dict.fromkeys(nearest, distance)
-        left -= nearest
-        names = set().union(*(names_in(root, path) for path in nearest if path not in tests))
-    return {test: far.get(test, inf) for test in tests}
-
-
-@cache
-def names_in(root: Path, path: Path) -> frozenset[str]:
-    """Return the qualified names of a module and of what it defines, also in its packages."""
-    module = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
-    module = module.removesuffix(".__init__")
-    parents = [".".join(module.split(".")[:i]) for i in range(1, module.count(".") + 2)]
-    body = ast.parse(path.read_text()).body
-    defined = [one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
-    return frozenset({module, *(f"{parent}.{name}" for parent in parents for name in defined)})
-
-
-@cache
-def imported(path: Path) -> frozenset[str]:
-    """Return the qualified names of what a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
-
-
 class Runner:
     """Runs tests of mutants in copies of a checkout, so many at a time.
 
@@ -324,40 +238,37 @@ class Runner:
         Where the copies are made, in the same file system.
     jobs : int
         How many.
-    budget : float
-        Seconds for the tests of a mutant that are not of its module.
+    maps : dict of str to Map
+        The tests of each circle.
     """
 
-    def __init__(self, root: Path, folder: Path, jobs: int, budget: float) -> None:
-        self.clean, self.budget = folder / "clean", budget
+    def __init__(self, root: Path, folder: Path, jobs: int, maps: Mapping[str, Map]) -> None:
+        self.clean, self.maps = folder / "clean", maps
         self.copies: SimpleQueue[Path] = SimpleQueue()
         self.passing: set[str] = set()
         self.failing: list[str] = []
         for name in ("clean", *map(str, range(jobs))):
-            ignored = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "build", "__pycache__")
-            shutil.copytree(root, folder / name, ignore=ignored, copy_function=_copy)
+            check_out(root, folder / name)
             if name != "clean":
                 self.copies.put(folder / name)
 
     def __call__(self, name: str, mutant: Mutant, circle: str) -> dict[str, Any]:
-        """Return the stage whose tests find the mutant, or one of `ALIVE`, and what fails."""
+        """Return whether tests find the mutant, and which."""
+        node = mutant.edits[0][0]
+        tests = self.maps[circle].of(mutant.file, (node.lineno, node.col_offset))
         copy = self.copies.get()
         begin, file = time.perf_counter(), copy / mutant.file
-        result, failed, end = "SURVIVED", None, inf
+        failed: list[str] = []
         try:
             self._replace(file, lambda: file.write_text(mutant.apply(self.clean)[1]))
-            for stage, paths in stages(self.clean, name).items():
-                if stage != "own tests" and end == inf:
-                    end = time.monotonic() + self.budget
-                failed = self._failed(copy, CIRCLES[circle], paths, end) if paths else []
-                if failed != []:
-                    result = "UNDECIDED" if failed is None else stage
-                    break
+            for chosen in (tests[:AT_ONCE], tests[AT_ONCE:]):
+                failed = failed or self._failed(copy, circle, chosen)
         finally:
-            self._replace(file, lambda: _copy(self.clean / mutant.file, file))
+            self._replace(file, lambda: copy_file(self.clean / mutant.file, file))
             self.copies.put(copy)
+        result = {"mutant": name, "circle": circle, "result": circle if failed else ALIVE}
         seconds = round(time.perf_counter() - begin)
-        return dict(mutant=name, circle=circle, result=result, failed=failed, seconds=seconds)
+        return {**result, "failed": failed, "tests": len(tests), "seconds": seconds}
 
     @staticmethod
     def _replace(file: Path, write: Callable[[], object]) -> None:
@@ -365,82 +276,44 @@ class Runner:
         Path(cache_from_source(str(file))).unlink(missing_ok=True)
         write()
 
-    def _failed(self, copy: Path, mark: str, paths: list[str], end: float) -> list[str] | None:
-        """Return the tests that fail only with the mutant, None if there was no time for all."""
-        while True:
-            left_out = [f"--deselect={test}" for test in self.failing]
-            code, failed, output = run_tests(copy, ["-m", mark, *paths, *left_out], end)
-            if code is None:
-                return None
-            if code in (0, 5):  # 5: all of the tests are left out
+    def _failed(self, copy: Path, circle: str, tests: Sequence[str]) -> list[str]:
+        """Return tests that fail only with the mutant."""
+        limit = HANG_S + SLOWER * max(map(self.maps[circle].seconds.__getitem__, tests), default=0)
+        while tests := [test for test in tests if test not in self.failing]:
+            passed, failed = run_tests(copy, CIRCLES[circle], tests, limit)
+            if passed:
                 return []
             # Without names of tests, pytest itself or a process has failed.
-            known = {*(failed or ["collected"])}
-            if not known <= self.passing:
-                again = ["-m", mark, *(failed or ["--collect-only", *paths])]
-                if run_tests(self.clean, again)[0] in (0, 5):
-                    self.passing |= known
-                elif failed and known.isdisjoint(self.failing):
-                    self.failing += failed
-                    continue
-                else:
-                    raise RuntimeError(f"expected tests that run without mutants, got\n{output}")
-            return failed or ["crashed or hung"]
-
-
-def _copy(file: str | Path, to: str | Path) -> None:
-    """Copy a file, which may be edited while mutants run, or link an extension."""
-    (os.link if Path(file).suffix == ".so" else shutil.copy2)(file, to)
+            known = failed or tests
+            if self.passing >= {*known} or run_tests(self.clean, CIRCLES[circle], known, limit)[0]:
+                self.passing |= {*known}
+                return failed or ["crashed or hung"]
+            if not failed:
+                raise RuntimeError(f"expected tests that run without mutants, got {tests}")
+            self.failing += failed
+        return []
 
 
 def run_tests(
-    folder: Path, arguments: Sequence[str], end: float = inf
-) -> tuple[int | None, list[str], str]:
-    """Run tests until one fails; return the status (None: no time is left), it, and the output."""
+    folder: Path, mark: str, tests: Sequence[str], limit: float
+) -> tuple[bool, list[str]]:
+    """Run tests in this order until one fails; return whether none did, and that one."""
     cached = folder / "build" / "cache"
     shutil.rmtree(cached, ignore_errors=True)
-    options = {"cache_dir": cached, "faulthandler_timeout": HANG_S}
+    cached.mkdir(parents=True)
+    (cached / "chosen").write_text("\n".join(tests))
+    options = {"cache_dir": cached, "faulthandler_timeout": limit}
     options["faulthandler_exit_on_timeout"] = True
     settings = chain.from_iterable(("-o", f"{name}={value}") for name, value in options.items())
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-x", *settings, *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            while (code := process.poll()) is None and time.monotonic() < end:
-                if STOPPED.wait(0.05):
-                    raise RuntimeError("tests of mutants are stopped")
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        text = output.read()
+    files = {test.partition("::")[0]: None for test in tests}
+    arguments = ["-x", "-p", "sitecustomize", *settings, "-m", mark, *files]
+    with pytest_in(folder, arguments, {CHOSEN: str(cached / "chosen")}) as process:
+        while (code := process.poll()) is None:
+            if STOPPED.wait(0.05):
+                raise RuntimeError("tests of mutants are stopped")
     failed = cached / "v" / "cache" / "lastfailed"
-    return code, [*json.loads(failed.read_text())] if failed.exists() else [], text
-
-
-def table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table: for each package, how many mutants are killed by which tests."""
-    names = ["own tests", "importing", "package", "rest"]
-    yield f"{'package':16}{'mutants':>9}{'killed':>8}" + "".join(f"{name:>11}" for name in names)
-    packages = [re.sub(r"^pydtnn/(\w+).*", r"\1", result["mutant"]) for result in results]
-    for package in (*sorted({*packages}), "all"):
-        ends = [
-            result["result"]
-            for result, its in zip(results, packages, strict=True)
-            if package in (its, "all")
-        ]
-        numbers = "".join(f"{ends.count(name):11}" for name in names)
-        rate = sum(end not in ALIVE for end in ends) / len(ends)
-        yield f"{package:16}{len(ends):9}{rate:8.0%}{numbers}"
+    names = [*json.loads(failed.read_text())] if failed.exists() else []
+    return code in (0, 5), names  # 5: all of the tests are left out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -452,9 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--count", type=int, default=200, help="mutants to draw (default: %(default)s)")
     add("--circle", choices=CIRCLES, default="fast", help="tests that are run")
     add("--jobs", type=int, default=len(available_cores()), help="mutants at a time")
-    add("--budget", type=float, default=1800, metavar="SECONDS", help="for tests of other modules")
+    add("--tests", nargs="*", default=[], metavar="PATH", help="record these only, not all")
     add("--at-least", type=float, default=90, metavar="PERCENT", help="that are to be killed")
-    add("--results", type=Path, help="by default build/mutants/SEED.jsonl")
     add("--again", action="store_true", help="run mutants that have survived once more")
     options = parser.parse_args(arguments)
 
@@ -467,26 +339,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(chosen)} of {len(found)} mutants, seed {options.seed}", flush=True)
     place = ROOT / "build" / "mutants"
     place.mkdir(parents=True, exist_ok=True)
-    path = options.results or place / f"{options.seed}.jsonl"
+    path = place / f"{options.seed}.jsonl"
     lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
     done = {(line["mutant"], line["circle"]): line for line in lines}
     if options.again:
-        done = {key: line for key, line in done.items() if line["result"] not in ALIVE}
+        done = {key: line for key, line in done.items() if line["result"] != ALIVE}
+
+    circles = [*CIRCLES][: [*CIRCLES].index(options.circle) + 1]
 
     def run(name: str) -> dict[str, Any]:
-        for circle in [*CIRCLES][: [*CIRCLES].index(options.circle) + 1]:
+        for circle in circles:
             if (name, circle) not in done:
                 result = done[name, circle] = runner(name, found[name], circle)
                 with path.open("a") as file:
                     file.write(json.dumps(result) + "\n")
                 text = f"{result['result']:10} {result['seconds']:5} s  {name}"
-                print(text, *result["failed"] or (), flush=True)
-            if done[name, circle]["result"] not in ALIVE:
+                print(text, *result["failed"], flush=True)
+            if done[name, circle]["result"] != ALIVE:
                 break
         return done[name, circle]
 
+    maps = {}
+    for circle in circles:
+        maps[circle] = Map(ROOT, place / f"map-{circle}.pickle")
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            copy = Path(folder) / "recorded"
+            maps[circle].update(CIRCLES[circle], options.tests, copy, options.jobs)
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        runner = Runner(ROOT, Path(folder), options.jobs, options.budget)
+        runner = Runner(ROOT, Path(folder), options.jobs, maps)
         with ThreadPoolExecutor(options.jobs) as pool:
             try:
                 results = [*pool.map(run, chosen)]
@@ -494,14 +374,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 STOPPED.set()
                 raise
         for result in results:
-            if result["result"] in ALIVE:
+            if result["result"] == ALIVE:
                 name = result["mutant"]
                 before, after = (text.splitlines() for text in found[name].apply(runner.clean))
                 diff = difflib.unified_diff(before, after, name, n=2, lineterm="")
                 print("", *diff, sep="\n")
-    print("", *table(results), sep="\n")
-    killed = 100 * sum(result["result"] not in ALIVE for result in results) / len(results)
-    return int(killed < options.at_least)
+    ends = Counter(result["result"] for result in results)
+    print(f"\n{len(results)} mutants:", *(f"{ends[end]} {end}" for end in (*circles, ALIVE)))
+    return int(100 * (len(results) - ends[ALIVE]) < options.at_least * len(results))
 
 
 if __name__ == "__main__":

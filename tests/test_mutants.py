@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import tomllib
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests import mutants
-from tests.mutants import EQUIVALENT, ROOT, draw, main, stages
+from tests.executed import instrumented
+from tests.mutants import EQUIVALENT, ROOT, draw, main
 
 ERRORS = {
     "x = a + b * c": {"a - b * c": "arithmetic", "b / c": "arithmetic"},
@@ -104,70 +107,91 @@ def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
             assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
 
 
-def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path):
-    files = {
-        "pydtnn/layers/linear.py": 'class Linear:\n    """\n    >>> Linear()\n    """',
-        "pydtnn/model/graph.py": "from pydtnn.layers.linear import Linear\nclass Graph: ...",
-        "tests/layers/test_linear.py": "Linear",
-        "tests/layers/test_cost.py": "",
-        "tests/layers/test_conv.py": "from pydtnn.layers import Conv2d",
-        "tests/model/test_graph.py": "from pydtnn.layers import Linear",
-        "tests/model/test_fusion.py": "from pydtnn.layers import Linear\nmodel = Linear()",
-        "tests/model/test_costs.py": "# Linear.cost",
-        "tests/model/test_shape.py": "from pydtnn.model import Graph",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    found = stages(tmp_path, "pydtnn/layers/linear.py::Linear.cost::arithmetic::1")
-    names = [*files][2:]
-    assert found == {
-        "own tests": [f"{mutants.EXAMPLES}[pydtnn/layers/linear.py]", *names[:2]],
-        "importing": names[4:2:-1],
-        "package": names[2:3],
-        "rest": names[:4:-1],
-    }
+PARTS = """'Text.'
+from __future__ import annotations
+def first(a=1):
+    'Text.'
+    if a == 1:
+        return 1
+    elif a == 2:
+        a = 3
+    return [a]
+class A:
+    @property
+    def second(self): return 2
+"""
 
 
-def test_examples_that_are_not_executed_are_no_tests(tmp_path):
-    (tmp_path / "pydtnn").mkdir()
-    (tmp_path / "pydtnn/a.py").write_text('"""\n>>> f()  # doctest: +SKIP\n"""')
-    assert stages(tmp_path, "pydtnn/a.py::f::arithmetic::1")["own tests"] == []
+@pytest.mark.parametrize(("call", "expected"), [("first()", "13"), ("first(2)", "142")])
+def test_a_program_records_its_parts_and_does_what_it_did(monkeypatch, call, expected):
+    text, names = instrumented(PARTS, count())
+    assert names == [*(f"first::{n}" for n in (1, 3, 4, 2)), "A.second::1"]
+    hits, module, recorded = [], {}, {}
+    exec(PARTS, module)
+    monkeypatch.setattr(builtins, "_hit", hits.append, raising=False)
+    exec(text, recorded)
+    assert eval(f"{call}, A().second", recorded) == eval(f"{call}, A().second", module)
+    assert [names[hit] for hit in hits] == [*(f"first::{n}" for n in expected), "A.second::1"]
 
 
-def test_the_test_of_examples_in_docstrings_exists():
-    file, _, name = mutants.EXAMPLES.partition("::")
-    assert f"\ndef {name}(file)" in (ROOT / file).read_text()
-
-
-SOURCE = "def f(a):\n    if a < 3:\n        return a + 0\n    return 3\n"
+SOURCE = """
+LIMIT = 4
+def f(a):
+    if a < 3:
+        return a + 0
+    return 3
+def g():
+    return 2 * LIMIT
+def h():
+    return 3 + 4
+"""
 TEST = """
-import sys
-sys.path.insert(0, ".")
-from pydtnn.a import f
+import subprocess, sys
+from functools import cache
+import pytest
+from pydtnn.a import f, g
 def test_a_small_value():
     assert f(2) == 2
 def test_a_large_value():
     assert f(4) == 3
+def test_another_process():
+    assert not subprocess.call([sys.executable, "-c", "from pydtnn.a import g; assert g() == 8"])
+@cache
+def once():
+    return f(5)
+@pytest.mark.parametrize("i", range(2))
+def test_what_others_have_called(i):
+    assert once() < 3 + i
 def test_what_always_fails():
     assert not f
 """
 
 
-def test_the_runner_tells_killed_mutants_from_survivors(tmp_path, monkeypatch, capsys):
+def test_a_mutant_is_tested_by_what_executes_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take half of the time
     monkeypatch.setattr(mutants, "ROOT", library(tmp_path, SOURCE, TEST))
-    alive, dead = "pydtnn/a.py::f::comparison::1", "pydtnn/a.py::f::constant::3"
-    assert main([alive, dead, "--jobs", "1", "--at-least", "50"]) == 0
+    scope = "pydtnn/a.py"
+    alive, unseen = f"{scope}::f::comparison::1", f"{scope}::h::constant::1"
+    killed = {
+        f"{scope}::f::constant::3": "test_a_large_value",
+        f"{scope}::g::constant::1": "test_another_process",
+        f"{scope}::module::constant::1": "test_another_process",
+    }
+    assert main([alive, unseen, *killed, "--jobs", "1", "--at-least", "60"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(rf"own tests +\d+ s  {dead} tests/test_a.py::test_a_large_value\n", printed)
-    assert re.search(rf"SURVIVED +\d+ s  {alive}\n", printed)
+    assert "tests/test_a.py::test_what_always_fails\n" in printed
+    for name, test in killed.items():
+        assert re.search(rf"fast +\d+ s  {name} tests/test_a.py::{test}\n", printed)
+    for name in (alive, unseen):
+        assert re.search(rf"SURVIVED +\d+ s  {name}\n", printed)
     assert "\n-    if a < 3:\n+    if (a <= 3):\n" in printed
-    assert re.search(r"all +2 +50% +1 +0 +0 +0\n", printed)
+    assert printed.endswith("\n5 mutants: 3 fast 2 SURVIVED\n")
     assert (tmp_path / "pydtnn/a.py").read_text() == SOURCE
-    # Later runs read the results of the first one.
-    assert main([alive, dead, "--jobs", "1"]) == 1
+    # Later runs read the results of the first one, and what new tests execute is recorded.
+    assert main([alive, "--jobs", "1"]) == 1
     assert " s  " not in capsys.readouterr().out
-    (tmp_path / "tests/test_b.py").write_text("def test_of_another_module(): ...\n")
-    assert main([alive, "--again", "--jobs", "1", "--budget", "0"]) == 1
-    assert "UNDECIDED" in capsys.readouterr().out
+    (tmp_path / "tests/test_b.py").write_text("from pydtnn.a import h\ndef test_h(): h() == 7\n")
+    assert main([unseen, "--again", "--jobs", "1"]) == 1
+    assert "1 tests recorded, 0 failed" in capsys.readouterr().out
+    results = (tmp_path / "build/mutants").glob("*.jsonl")
+    assert '"tests": 1,' in next(results).read_text().splitlines()[-1]

@@ -35,7 +35,7 @@ from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
 from pydtnn.utils.errors import RankFailure
-from ranks import Rank, Threads
+from ranks import Threads
 
 Array = np.ndarray
 Params = list[Array]
@@ -289,16 +289,9 @@ PROGRAMS: dict[str, Callable[[Communicator], Any]] = {
 
 def difference(number: str, ranks: int) -> float:
     """Return the largest difference between a lesson and the library, over all ranks."""
-    results = dict[int, Array]()
-
-    def train(rank: Rank) -> None:
-        results[rank.rank] = lesson(number).train(rank)
-
-    Threads(ranks).run(train)
-    found = run_threads(ranks, PROGRAMS[number])
-    return max(
-        float(np.abs(results[r] - found[r]).max()) for r in range(ranks) if found[r] is not None
-    )
+    results = Threads(ranks).run(lesson(number).train)
+    pairs = zip(results, run_threads(ranks, PROGRAMS[number]), strict=True)
+    return max(float(np.abs(one - other).max()) for one, other in pairs if other is not None)
 
 
 def main() -> None:

@@ -139,13 +139,14 @@ class Threads:
             raise RuntimeError(f"rank {to}: rank {source} has failed")
         return array
 
-    def run(self, function: Callable[[Rank], None]) -> None:
-        """Call a function on all ranks; raise the first error of one."""
+    def run(self, function: Callable[[Rank], Any]) -> list[Any]:
+        """Call a function on all ranks, and return their results; raise the first error of one."""
         errors: list[BaseException] = []
+        results: list[Any] = [None] * self.size
 
         def call(rank: int) -> None:
             try:
-                function(Rank(rank, self.size, self))
+                results[rank] = function(Rank(rank, self.size, self))
             except BaseException as error:  # it is raised in the main thread
                 errors.append(error)
                 for to in range(self.size):
@@ -158,6 +159,7 @@ class Threads:
             thread.join()
         if errors:
             raise errors[0]
+        return results
 
 
 class Processes:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import runpy
 import sys
@@ -202,6 +203,22 @@ def test_figures_are_drawn_from_what_the_lessons_compute(lesson, monkeypatch, tm
     assert pictures == sorted(path.name for path in (FOLDER / "pictures").iterdir())
     assert pictures == re.findall(r"\(pictures/(\w+.png)\)", (FOLDER / "README.md").read_text())
     pyplot.close("all")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_prints_what_it_stores(path, lesson, monkeypatch, capsys):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra plot")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names = {"__name__": "__main__"}
+    assert path.stat().st_size < 100_000
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        exec(compile("".join(cell["source"]), path.name, "exec"), names)
+        stored = {output["output_type"]: output for output in cell["outputs"]}
+        assert capsys.readouterr().out == "".join(stored.get("stream", {"text": []})["text"])
+        assert ("display_data" in stored) == bool(pyplot.get_fignums())
+        pyplot.close("all")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from pydtnn.cli.workload import changes_of, fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import shared_gpu, threads_per_rank
-from pydtnn.comm.monitor.flight import FLIGHT
+from pydtnn.comm.monitor.slots import FLIGHT
 from pydtnn.comm.wrapper import Checked
 from pydtnn.data import Dataset
 from pydtnn.saving.weights import write_weights

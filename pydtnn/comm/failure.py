@@ -27,15 +27,21 @@ from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
-from pydtnn.comm.monitor.links import MessageSocket, addresses, line, listen
-from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FORWARDING_S, LOST_STATUS, Facts
-from pydtnn.comm.monitor.ranks import READY, find_ranks
-from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot, slots_in
+from pydtnn.comm.monitor.links import (
+    FORWARDING_S,
+    LOST_STATUS,
+    READY,
+    MessageSocket,
+    addresses,
+    line,
+    listen,
+)
+from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Facts, Slot, slots_in
 from pydtnn.comm.signals import SignalWatch, describe_signal
-from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
+from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, LAST_RECORD_S, Supervision
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback, write_error
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, local_ranks, survives
-from pydtnn.utils.terminal import is_proxy, launcher_of
+from pydtnn.utils.terminal import is_proxy
 
 _SOCKET, _SLOTS = "ranks", "slots"
 
@@ -144,6 +150,8 @@ def start_early() -> Iterator[Started | None]:
     """
     ranks, started = launched_ranks() or 1, None
     if ranks > 1 and "PMI_FD" in os.environ and is_first_on_host():
+        from pydtnn.comm.monitor.processes import find_ranks
+
         starting = find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
         started = _start(local_ranks(), ranks, starting)
     try:
@@ -171,7 +179,7 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     starting = starting or {}
     own, control = socket.socketpair()
     root = os.path.dirname(os.path.dirname(__file__))
-    known = *numbers, ranks * SLOT, ranks, of, launcher_of(os.getppid()), [*starting.items()]
+    known = *numbers, ranks * SLOT, ranks, of, [*starting.items()]
     program = [sys.executable, "-I", "-S", process.__file__, json.dumps(known), root]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)
     try:
@@ -387,7 +395,7 @@ class FailureHooks:
 
     def _end_with(self, code: int, reason: str) -> None:
         """Terminate all ranks; an empty reason has been printed."""
-        self._exit_later(code)
+        exit_after(_ABORT_TIMEOUT_S, code)
         if reason:
             self._end(reason, code)
         self.comm.abort(code)
@@ -396,7 +404,7 @@ class FailureHooks:
         """Terminate all ranks, even if describing the error fails."""
         reason, trace = type(error).__name__, ""
         code = LOST_STATUS if is_lost(error) else 1
-        self._exit_later(code)
+        exit_after(_ABORT_TIMEOUT_S, code)
         try:
             reason, trace = describe(error), requested_traceback(error)
             if code == LOST_STATUS:
@@ -404,16 +412,12 @@ class FailureHooks:
         finally:
             self._end(f"{trace}{self._prefix()}{reason}", code)
 
-    def _exit_later(self, code: int) -> None:
-        finishing = FINISH_TIMEOUT_S if self.supervision.finishes else 0.0
-        exit_after(_ABORT_TIMEOUT_S + finishing, code)
-
     def _end(self, reason: str, code: int) -> None:
         try:
             first = self.supervision.claim_report()
             if first:
                 _print(f"{reason}\n")
-            self.supervision.finish_all()
+            self.supervision.record("an error", LAST_RECORD_S)
             time.sleep(FORWARDING_S if first else _FIRST_FAILURE_S)
         finally:
             self.comm.abort(code)

@@ -32,7 +32,7 @@ from pydtnn.comm.failure import (
     watched,
     watched_failure,
 )
-from pydtnn.comm.monitor.monitor import FORWARDING_S
+from pydtnn.comm.monitor.links import FORWARDING_S
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.comm.thread import wrong_length
 from pydtnn.comm.traffic import Traffic

@@ -1,8 +1,7 @@
 """The connection of a rank to the monitor process of its host (`pydtnn.comm.monitor`).
 
 A rank writes its current activity into shared memory (`CurrentActivity`), and agrees with the
-others on the last step if a signal ends the run (`LastStep`). If the process is lost, because it
-was killed or is stopped, each rank watches its own waits (`Supervision`).
+others on the last step if a signal ends the run (`LastStep`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import signal as signals
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread as _pool
 from types import FrameType
 from typing import Any, NamedTuple
@@ -22,14 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.comm.monitor import slots as at
-from pydtnn.comm.monitor.flight import write_flight
-from pydtnn.comm.monitor.links import MessageSocket
-from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S, TIMEOUT_STATUS
-from pydtnn.comm.monitor.processes import condition_of
-from pydtnn.comm.monitor.ranks import is_first
+from pydtnn.comm.monitor.links import FLIGHT_TIMEOUT_S, INTERVAL_S, MessageSocket, is_first
 from pydtnn.comm.monitor.slots import SLOT, Slot
-from pydtnn.comm.monitor.state import LEFT, RunState, WatchedRun
-from pydtnn.comm.monitor.table import INTERVAL_S, RankRow, Watched, sentence, table
 from pydtnn.utils._recorder import Course, Lane, Shared
 from pydtnn.utils.errors import write_error
 from pydtnn.utils.observer import Observer
@@ -277,9 +270,9 @@ class CurrentActivity(Lane, Observer):
 DEFAULT_TIMEOUT_S = 300.0
 """Longest duration of a wait for other ranks or for a batch, in s."""
 
-MAX_SILENCE_S = {"has ended": 2.0, "stopped": 4.0, "": 30.0}
-"""Seconds without a sign of the process after which it is lost: if it has ended (it also ends when
-a rank has failed, and then the run does), if the system says why it does not run, and if not."""
+LOST_S = 2.0
+"""Seconds from the end of the process to the warning: it also ends when a rank has failed, and then
+the run does."""
 
 
 def supervise_alone() -> Supervision:
@@ -303,7 +296,7 @@ class Supervision:
     connection : MessageSocket, optional
         None if the process could not be started.
     file : int, optional
-        See `pydtnn.comm.monitor.ranks.is_first`.
+        See `pydtnn.comm.monitor.links.is_first`.
     alone : bool
         Whether there is no other rank.
     size : int
@@ -316,8 +309,6 @@ class Supervision:
     activity : CurrentActivity
         The observer that stores what this rank is doing.
     last_step : LastStep
-    finishes : bool
-        Whether ranks have something to write before they are ended.
     exited : dict of int to dict of str to int
         Ranks that have exited, and their collective calls by group.
     absent : callable
@@ -339,16 +330,10 @@ class Supervision:
         self.activity = CurrentActivity(self.slot)
         self.last_step = LastStep(None if alone else self._request)
         self._place, self._host, self._alone, self._size = place, host, alone, size
-        self._slots, self._watched = slots, Watched(slots, host)
-        self._connection, self._file, self._length = connection, file, len(slots) * SLOT
-        self.finishes = False
-        # Without a connection, as is usual where the process cannot be started: no warning.
-        state = RunState.RUNNING if connection is None else RunState.WATCHED
-        self._run = WatchedRun([self.slot.rank], state)
+        self._slots, self._connection = slots, connection
+        self._file, self._length = file, len(slots) * SLOT
         self.exited: dict[int, dict[str, int]] = {}
         self.absent: Callable[[float], str] = lambda passed: ""
-        self._silent, self._beats = 0.0, -1
-        self._finishing: list[Callable[[], str]] = []
         self._finished = threading.Event()
 
     def connect(
@@ -364,8 +349,10 @@ class Supervision:
             Ends all ranks at once because of a signal.
         """
         self._end, self._end_by_signal = end, end_by_signal
-        if not self._alone:
+        if self._connection is not None:
             threading.Thread(target=self._listen, daemon=True, name=f"{WATCHER}-process").start()
+        elif not self._alone:
+            self._warn("cannot be started")
 
     def claim_report(self) -> bool:
         """Return whether this is the first process of the host to report the end of the run.
@@ -393,13 +380,12 @@ class Supervision:
 
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
-        if self._run.state is RunState.RUNNING or not self._send("table"):
+        if not self._send("table"):
             write_error(f"stack of rank {self.slot.rank}:\n{stacks()}")
             self._write_flight("on request")
 
     def leave(self) -> None:
         """Unregister this rank, so that its end is expected."""
-        self._run.end_of(self.slot.rank, LEFT)
         if self._connection is not None:
             self._connection.send("left")
             self._connection = None
@@ -408,56 +394,6 @@ class Supervision:
         """Have the other ranks know that the program of this one has ended, after these calls."""
         if self._connection is not None:
             self._connection.send("exited", self.slot.rank, calls)
-
-    # -- what is written before the end -----------------------------------------------------------
-
-    @contextlib.contextmanager
-    def finishing(self, write: Callable[[], str]) -> Iterator[None]:
-        """Context in which `write` is called before the run is ended, on every rank that can run.
-
-        Parameters
-        ----------
-        write : callable
-            Called in another thread; returns what is to be reported, a line or nothing.
-        """
-        self._finishing.append(write)
-        self.finishes = True
-        try:
-            yield
-            self.finishes = False  # unlike after an error, which may end the other ranks
-        finally:
-            self._finishing = [one for one in self._finishing if one != write]
-
-    def finish(self) -> str:
-        """Call what `finishing` was given, once; return the lines to be reported."""
-        writes, self._finishing = self._finishing, []
-        return "".join(write() for write in writes)
-
-    def finish_all(self) -> None:
-        """Have all ranks finish before this one ends them; returns when they have.
-
-        Their flight records are written, too.
-        """
-        if not self.finishes:
-            self.record("an error", LAST_RECORD_S)
-        else:
-            self._have("finish", FINISH_TIMEOUT_S)
-
-    def _have(self, line: str, seconds: float) -> bool:
-        """Have the process do something for all ranks; return whether it has done it in time."""
-        end = time.monotonic() + seconds
-        if not self._answers() or not self._send(line):
-            return False
-        while not self._finished.wait(POLL_S):
-            if not self._answers() or time.monotonic() > end:
-                return False
-        self._finished.clear()
-        return True
-
-    def _answers(self) -> bool:
-        """Return whether the process can answer now: it may be stopped, which is noticed later."""
-        unwatched = self._run.state is RunState.RUNNING
-        return not unwatched and not condition_of(self.slot.words[at.MONITOR]).frozen
 
     # -- the flight record ------------------------------------------------------------------------
 
@@ -479,13 +415,21 @@ class Supervision:
 
         Then that of this rank is stored.
         """
-        if self.folder and not self._have("flight", seconds):
+        end = time.monotonic() + seconds
+        recorded = bool(self.folder) and self._send("flight")
+        while recorded and not self._finished.wait(POLL_S):
+            recorded = self._connected and time.monotonic() < end
+        self._finished.clear()
+        if not recorded:
             self._write_flight(why)
 
     def _write_flight(self, why: str) -> None:
         """Store the flight record of this rank alone."""
         if self.folder:
-            row = self._watched.look(time.monotonic())[self._place]
+            from pydtnn.comm.monitor.flight import write_flight
+            from pydtnn.comm.monitor.table import Watched
+
+            row = Watched(self._slots, self._host).look(time.monotonic())[self._place]
             with contextlib.suppress(OSError):  # another error is being reported
                 write_flight(self.slot, row, self._size, why)
 
@@ -498,36 +442,51 @@ class Supervision:
         """Send a message to the process; return whether that is possible."""
         return self._connection is not None and self._connection.send(name, self.slot.rank, number)
 
+    @property
+    def _connected(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
     def _listen(self) -> None:
+        """Take the messages of the process, and notice waits that cannot end, and its loss."""
         connection, poll = self._connection, select.poll()
-        if connection is not None:
-            poll.register(connection, select.POLLIN)
+        assert connection is not None
+        poll.register(connection, select.POLLIN)
         before = time.monotonic()
-        while self._run.state is not RunState.ENDED:
-            if connection is None:
-                time.sleep(INTERVAL_S)
-            elif poll.poll(1000 * INTERVAL_S):
+        while self._connected:
+            if poll.poll(1000 * INTERVAL_S):
                 for name, facts in connection.receive():
                     self._obey(name, facts)
-                if connection.closed:
-                    connection = None
-                    self.last_step.abandon()  # the process has ended, as a rank has
             now = time.monotonic()
             if now > before + INTERVAL_S / 2:
                 # No time passes while this process is stopped, as with the whole job.
-                self._watch(min(now - before, 2 * INTERVAL_S), ended=connection is None)
+                self._look(min(now - before, 2 * INTERVAL_S))
                 before = now
+        self.last_step.abandon()
+        time.sleep(LOST_S)
+        if self._connection is not None:  # this rank has not left
+            self._warn("has ended")
+
+    def _look(self, passed: float) -> None:
+        """End all ranks if the present wait cannot complete."""
+        if reason := self.absent(passed):
+            self.absent = lambda passed: ""
+            self._end(1, f"rank {self.slot.rank}: {reason}")
+
+    def _warn(self, why: str) -> None:
+        if self._place == 0:  # the others would say the same
+            write_error(
+                f"warning: the monitor process of {self._host} {why}: waits have no deadline, and "
+                "a signal ends the run at once, without a checkpoint\n"
+            )
 
     def _obey(self, name: str, facts: list[Any]) -> None:
         if name == "answer":
-            what, request = facts
-            self.slot.show(request, stacks() if what == "stacks" else self.finish())
+            self.slot.show(facts[1], stacks())
         elif name == "finished":
             self._finished.set()
         elif name == "exited":
             self.exited[facts[0]] = facts[1]
         elif name == "end":
-            self._run.on("end")
             self._end(facts[0], "")
         elif name == "freeze":
             self._send("begun", self.last_step.hold())
@@ -536,44 +495,3 @@ class Supervision:
             self.last_step.decide(last)
             if last.step < 0 and last.rank == self.slot.rank:
                 self._end_by_signal(last.signal)
-
-    # -- the loss of the process ------------------------------------------------------------------
-
-    def _watch(self, passed: float, *, ended: bool) -> None:
-        """Notice the loss of the process, and waits that cannot end or have passed a deadline."""
-        beats = self.slot.words[at.BEATS]
-        self._silent = 0.0 if beats != self._beats and not ended else self._silent + passed
-        self._beats = beats
-        if self._run.ends:
-            return
-        reason = self.absent(passed)
-        if reason and self._run.on("absent"):
-            self._end(1, f"rank {self.slot.rank}: {reason}")
-        if self._silent >= min(MAX_SILENCE_S.values()):
-            why = "has ended" if ended else condition_of(self.slot.words[at.MONITOR]).why
-            patience = MAX_SILENCE_S.get(why, MAX_SILENCE_S["stopped"])
-            if self._silent >= patience and self._run.on("silent"):
-                self._lose(why or "does not answer")
-        if self._run.state is RunState.RUNNING:
-            rows = self._watched.look(time.monotonic())
-            own = [row for row in rows if row.rank == self.slot.rank]
-            if own[0].expired and not any(row.unlimited for row in rows) and self._run.on("late"):
-                self._expire(rows)
-
-    def _lose(self, why: str) -> None:
-        self.last_step.abandon()
-        if self._place in self._watched.running()[:1]:  # the others would say the same
-            verb = "" if why.startswith(("has", "does")) else "is "
-            write_error(
-                f"warning: the monitor process of {self._host} {verb}{why}: from now on each "
-                "rank ends the run itself if it waits longer than --timeout, and a signal ends it "
-                "at once, without a checkpoint\n"
-            )
-
-    def _expire(self, rows: Sequence[RankRow]) -> None:
-        """End all ranks, as the process would."""
-        timeout = self.slot.read().timeout
-        begin = f"no progress for {timeout:g} s (--timeout): {sentence(rows)}\n{table(rows)}"
-        more = f"stack of rank {self.slot.rank}:\n{stacks()}{self.finish()}"
-        self._write_flight("a wait has passed its deadline")
-        self._end(TIMEOUT_STATUS, f"{begin}{more}".rstrip("\n"))

@@ -24,8 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from pydtnn.comm.monitor.processes import condition_of
-from pydtnn.comm.monitor.ranks import find_ranks
+from pydtnn.comm.monitor.processes import condition_of, find_ranks
 from pydtnn.comm.monitor.state import FAILED, LOST, RunState, WatchedRun
 from pydtnn.utils.errors import RankFailure, write_error
 from pydtnn.utils.launcher import local_ranks, survives

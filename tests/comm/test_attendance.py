@@ -81,7 +81,7 @@ class Rank:
         self.supervision._obey("exited", [1, calls])
         self.attendance.enter(wait)
         for passed in (0.5, seconds, seconds):
-            self.supervision._watch(passed, ended=False)
+            self.supervision._look(passed)
         self.attendance.exit()
         self.attendance.close()
         return self.ends

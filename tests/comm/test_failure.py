@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from pydtnn.comm import failure, run_threads
-from pydtnn.comm.monitor.ranks import READY
+from pydtnn.comm.monitor.links import READY
 from tests.ahead import mpiexec
 from tests.each import each
 

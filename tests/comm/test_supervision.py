@@ -1,13 +1,11 @@
-"""A rank without the monitor process: it warns, and watches its own waits."""
+"""A rank and its monitor process: their messages, and the loss of the process."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,9 +16,7 @@ import pytest
 
 from pydtnn.comm import supervision as module
 from pydtnn.comm.monitor.links import MessageSocket, line
-from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
-from pydtnn.comm.monitor.processes import Condition
-from pydtnn.comm.monitor.slots import MONITOR, SLOT, Slot
+from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.supervision import Supervision
 from tests.ranks import wait_for
 
@@ -60,8 +56,7 @@ class Rank:
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.01)
-    silence = {"has ended": 0.05, "stopped": 0.1, "": 0.3}
-    monkeypatch.setattr(module, "MAX_SILENCE_S", silence)
+    monkeypatch.setattr(module, "LOST_S", 0.05)
 
 
 @pytest.fixture
@@ -71,58 +66,22 @@ def rank() -> Iterator[Rank]:
     rank.close()
 
 
-def check_deadline(rank: Rank) -> None:
-    """Check that a wait that is too long ends all ranks, with the table of the host."""
-    assert rank.ends == []
-    rank.supervision.activity.call("allreduce", "all", 1, -1)
-    rank.supervision.limit(0.05)
-    wait_for(lambda: rank.ends)
-    ((code, reason),) = rank.ends
-    assert code == TIMEOUT_STATUS
-    assert reason.startswith(
-        "no progress for 0.05 s (--timeout): rank 1: outside of training since "
-    )
-    assert "; rank 0 waits in allreduce\nrank  epoch  step " in reason
-    assert "\nstack of rank 0:\n  MainThread: " in reason
+LOSS = (
+    "warning: the monitor process of here {}: waits have no deadline, and a signal ends the run at "
+    "once, without a checkpoint\n"
+)
 
 
-def test_the_end_of_the_monitor_is_told_once(rank, capfd):
+def test_the_loss_of_the_monitor_is_reported_once_and_the_run_goes_on(rank, capfd):
     rank.supervision.last_step.start()
     rank.monitor.close()
-    check_deadline(rank)
-    told = capfd.readouterr().err
-    assert told.startswith("warning: the monitor process of here has ended: from now on each rank ")
-    assert told.count("\n") == 1
-    assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody would answer
-
-
-def test_a_rank_that_waits_for_a_disk_tells_it(rank, monkeypatch, capfd):
-    """Otherwise the others, which have the same rule, would tell it, too."""
-    condition = Condition("waits for a disk or a file system")
-    monkeypatch.setattr(rank.supervision._watched, "_condition", lambda pid: condition)
-    rank.monitor.close()
-    wait_for(lambda: "warning: " in capfd.readouterr().err)
-
-
-def test_a_monitor_that_is_stopped_is_told_once(rank, capfd):
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as monitor:
-        rank.slots[0].words[MONITOR] = monitor.pid
-        os.kill(monitor.pid, signal.SIGSTOP)
-        wait_for(
-            lambda: capfd.readouterr().err.count("here is stopped by a signal (SIGSTOP): "), 10
-        )
-        check_deadline(rank)
-        assert capfd.readouterr().err == ""
-        monitor.kill()
-
-
-def test_a_monitor_that_looks_at_the_slot_is_not_lost(rank, capfd):
-    rank.supervision.activity.call("allreduce", "all", 1, -1)
-    rank.supervision.limit(0.05)
-    for _ in range(80):
-        rank.slots[0].beat()
-        time.sleep(0.005)
-    assert (rank.ends, capfd.readouterr().err) == ([], "")
+    told: list[str] = []
+    wait_for(lambda: told.append(capfd.readouterr().err) or "".join(told))
+    assert "".join(told) == LOSS.format("has ended")
+    assert rank.ends == []
+    assert not rank.supervision.last_step.request(signal.SIGTERM)  # nothing would answer
+    rank.supervision.request_table()
+    assert capfd.readouterr().err.startswith("stack of rank 0:\n  MainThread: ")
 
 
 def test_the_stack_of_a_main_thread_that_waits_for_another_thread_is_shown():
@@ -136,11 +95,17 @@ def test_the_stack_of_a_main_thread_that_waits_for_another_thread_is_shown():
         assert re.search(r"^  MainThread: .*that_waits", pool.submit(look).result(), re.M)
 
 
-def test_where_there_is_no_monitor_deadlines_are_kept(capfd):
+def test_a_run_without_a_monitor_is_announced_and_ends_at_once_by_a_signal(capfd):
     with contextlib.closing(Rank(connected=False)) as rank:
         rank.supervision.last_step.start()
-        assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody is asked
-        check_deadline(rank)
+        assert not rank.supervision.last_step.request(signal.SIGTERM)  # nothing is asked
+    assert capfd.readouterr().err == LOSS.format("cannot be started")
+
+
+def test_a_rank_that_leaves_is_not_warned(rank, capfd):
+    rank.supervision.leave()
+    rank.monitor.close()
+    time.sleep(0.1)
     assert capfd.readouterr().err == ""
 
 

@@ -18,9 +18,6 @@ from pathlib import Path
 from pydtnn.comm.monitor.slots import RECORD, Slot
 from pydtnn.comm.monitor.table import RankRow
 
-FLIGHT = "flight"
-"""Name of the folder in the folder of a run."""
-
 VERSION = 2
 """Of `pydtnn.tools.tracing.records`."""
 

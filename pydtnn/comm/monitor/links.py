@@ -11,11 +11,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import socket
 import struct
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+INTERVAL_S = 0.5
+"""Seconds between two looks at the ranks of a host."""
+
+FLIGHT_TIMEOUT_S = 5.0
+"""Seconds to wait for the flight records of other hosts."""
+
+FORWARDING_S = 0.3
+"""Seconds for the launcher to forward what is printed: the end of ranks may overtake its pipes."""
+
+LOST_STATUS = 75
+"""Exit status of a run that has lost a rank, which may be started again."""
 
 LINK_TIMEOUT_S = 3.0
 """Seconds to wait for a connection, for the token, and until a message can be sent."""
@@ -26,9 +39,7 @@ MAX_GREETING_BYTES = 256
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest message, in B."""
 
-OF_RANK = dict.fromkeys(
-    ("table", "signal", "begun", "finish", "flight", "failed", "expired"), (int, int)
-)
+OF_RANK = dict.fromkeys(("table", "signal", "begun", "flight", "failed", "expired"), (int, int))
 """Messages of a rank, or about it, with its number, and one more."""
 
 MESSAGES: dict[str, tuple[type, ...]] = {
@@ -42,10 +53,11 @@ MESSAGES: dict[str, tuple[type, ...]] = {
     "finished": (),
     "end": (int,),  # status
     "exclude": (int,),  # rank
-    "answer": (str, int),  # "stacks", "finish" or "flight", and the number of the request
+    "answer": (str, int),  # "stacks" or "flight", and the number of the request
     "rows": (int, list, str),  # the number of the request, rows and texts
 }
 """Messages, and the types of what follows their names."""
+
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
@@ -101,6 +113,19 @@ def connect(address: str, port: int, token: str, host: int) -> HostLink | None:
     return None
 
 
+def is_first(file: int, length: int) -> bool:
+    """Append a byte to a file, and return whether it is the only one behind its first `length` B.
+
+    Appending is atomic, so exactly one of the processes that may report the end of a run is first.
+    Each process must have opened the file itself.
+    """
+    try:
+        os.write(file, b"x")
+    except OSError:  # there is no more room, or the size of files is limited
+        return True
+    return os.lseek(file, 0, os.SEEK_CUR) == length + 1
+
+
 def line(name: str, *facts: object) -> bytes:
     """Return a message as it is sent."""
     return json.dumps([name, *facts]).encode() + b"\n"
@@ -116,6 +141,10 @@ def parse(text: bytes | bytearray) -> Message | None:
     integers = [fact for fact in facts if type(fact) is int]
     fits = types == tuple(map(type, facts)) and all(-1 <= one < 1 << 31 for one in integers)
     return (name, facts) if fits else None
+
+
+READY = line("ready")
+"""Message to every rank once all of them are watched."""
 
 
 class MessageSocket:

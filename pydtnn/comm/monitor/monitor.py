@@ -12,15 +12,23 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 
 from pydtnn.comm.monitor.flight import remove_stale, write_flight
-from pydtnn.comm.monitor.links import OF_RANK, HostLink, Message, connect
+from pydtnn.comm.monitor.links import (
+    FLIGHT_TIMEOUT_S,
+    FORWARDING_S,
+    INTERVAL_S,
+    LOST_STATUS,
+    OF_RANK,
+    HostLink,
+    Message,
+    connect,
+)
 from pydtnn.comm.monitor.ranks import RECENT_KILL_S, EndReport, RankConnection
-from pydtnn.comm.monitor.slots import SURVIVES, Slot
+from pydtnn.comm.monitor.slots import SURVIVES, Facts, Slot
 from pydtnn.comm.monitor.state import FAILED, LEFT, LOST, LastStepVote, RunState, WatchedRun
 from pydtnn.comm.monitor.table import (
-    INTERVAL_S,
     RankRow,
     Watched,
     awaited_ranks,
@@ -33,18 +41,7 @@ from pydtnn.utils.errors import printable, write_error
 TIMEOUT_STATUS = 75
 """Exit status of a run in which a wait has passed its deadline (EX_TEMPFAIL of sysexits.h)."""
 
-LOST_STATUS = 75
-"""Exit status of a run that has lost a rank, which may be started again, too."""
-
-FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S = 30.0, 5.0
-"""Seconds to wait for what ranks write before they are ended, such as traces, and for the flight
-records of other hosts."""
-
-ANSWER_TIMEOUT_S = {
-    "stacks": (5.0, 8.0),
-    "finish": (FINISH_TIMEOUT_S, FINISH_TIMEOUT_S),
-    "flight": (0.0, FLIGHT_TIMEOUT_S),
-}
+ANSWER_TIMEOUT_S = {"stacks": (5.0, 8.0), "flight": (0.0, FLIGHT_TIMEOUT_S)}
 """Seconds to wait for what the ranks of a host answer, several where cores are few, and for what
 other hosts do."""
 
@@ -60,51 +57,8 @@ MAX_UNKNOWN_CONNECTIONS = 16
 SURVIVED_S = 1.0
 """Seconds from the failure of a rank to the flight records, in which the others recover."""
 
-FORWARDING_S = 0.3
-"""Seconds for the launcher to forward what is printed: the end of ranks may overtake its pipes."""
-
 END_TIMEOUT_S = 2.0
 """Seconds in which a rank that can run ends after it has been ordered to; then it is killed."""
-
-
-@dataclass
-class Facts:
-    """What the process receives when it starts.
-
-    Attributes
-    ----------
-    hosts : list of int
-        Host of each rank, by the first rank on it.
-    host : int
-        This host.
-    names : dict of str to str
-        Names of the hosts, by number.
-    address : str
-        Of the first host.
-    port : int
-        Of the process on the first host; 0 if there is one host.
-    token : str
-        With which connections to it begin.
-    files : list of str
-        In memory, of this host, by which ranks communicate: MPI leaves them if ranks are killed.
-    """
-
-    hosts: list[int]
-    host: int
-    names: dict[str, str]
-    address: str = ""
-    port: int = 0
-    token: str = ""
-    files: list[str] = field(default_factory=list)
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks of this host."""
-        return self.ranks_of(self.host)
-
-    def ranks_of(self, host: int) -> list[int]:
-        """Return the ranks of a host."""
-        return [rank for rank, other in enumerate(self.hosts) if other == host]
 
 
 def receive_facts() -> tuple[Facts, socket.socket | None]:
@@ -278,7 +232,6 @@ class HostMonitor:
 
         A thread, a function of `atexit` or a child process may keep a rank.
         """
-        self._beat()
         now = time.monotonic()
         if self._later is not None and now > self._later[0]:
             (_, survived, why), self._later = self._later, None
@@ -323,9 +276,10 @@ class HostMonitor:
                 self._last.give_up()  # some ranks cannot be reached
         elif name == "begun":
             self._last.answer(rank, number)
-        elif name in ("finish", "flight"):
+        elif name == "flight":
             self._why = f"an error of rank {rank}"
-            self._finish(name)
+            if not self._collecting:
+                self._collect("flight")
             self._tell_all("finished")
         elif name == "failed" and not number:
             self._lost.add(rank)
@@ -355,7 +309,7 @@ class HostMonitor:
             timeout = max(row.timeout for row in rows)
             self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
             self._why = "a wait has passed its deadline"
-            self._finish("finish")
+            self._collect("flight")
             if self._slots[0].folder:
                 run = os.path.dirname(self._slots[0].folder)
                 _write(f"see python -m pydtnn trace flight {run}\n")
@@ -385,14 +339,6 @@ class HostMonitor:
             if one.rank == rank:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
                     os.kill(_process_of(one.socket), signal.SIGKILL)
-
-    def _finish(self, line: str) -> None:
-        """Have ranks that can run write what they have recorded, and print what they report.
-
-        With "flight", only the flight records are written.
-        """
-        if not self._collecting:
-            _write(self._collect(line)[1])
 
     def _record(self, why: str, rows: Sequence[RankRow] = ()) -> None:
         """Write the flight records of the ranks of this host, by default of those that remain."""
@@ -439,14 +385,10 @@ class HostMonitor:
         """Wait until the ranks of this host have ended, for a while."""
         until = time.monotonic() + END_TIMEOUT_S
         while time.monotonic() < until and any(map(_is_open, self._connections.values())):
-            self._beat()
             time.sleep(0.05)
 
     def _collect(self, line: str) -> tuple[list[RankRow], str]:
-        """Have all ranks answer; return what they do, and the answers of those that can run.
-
-        A line is one of `ANSWER_TIMEOUT_S`.
-        """
+        """Write the flight records of all ranks; return what they do, and for "stacks" these."""
         self._answers.clear()
         self._collecting = True
         self._request += 1
@@ -459,7 +401,6 @@ class HostMonitor:
             missing = [one for one in linked if not one.closed and one.host not in self._answers]
             if not missing:
                 break
-            self._beat()
             poll = select.poll()  # select has no numbers above 1023
             for link in missing:
                 poll.register(link, select.POLLIN)
@@ -485,28 +426,21 @@ class HostMonitor:
     def _local(self, line: str) -> tuple[list[RankRow], str]:
         """Do what `_collect` does for the ranks of this host."""
         self._record("on request" if line == "stacks" else self._why)
-        self._recorded = self._recorded or line != "stacks"
         until = time.monotonic() + ANSWER_TIMEOUT_S[line][0]
         rows = self._watched.look(time.monotonic())
         if line == "flight":
+            self._recorded = True
             return rows, ""
         self._requests += 1
         self._tell("answer", line, self._requests)
         waiting = self._watched.running()
         while waiting and time.monotonic() < until:
-            self._beat()
             time.sleep(0.02)
             waiting = [p for p in waiting if self._slots[p].shown(self._requests) is None]
         shown = [(row, self._slot(row.rank).shown(self._requests)) for row in rows]
-        if line != "stacks":
-            return rows, "".join(text for _, text in shown if text)
         texts = [f"stack of rank {row.rank}:\n{text}" for row, text in shown if text]
         missing = [row for row, text in shown if not text]
         return rows, "".join([*texts, f"no stack of {names(missing)}\n" if missing else ""])
-
-    def _beat(self) -> None:
-        for slot in self._slots:
-            slot.beat()
 
     # -- messages ---------------------------------------------------------------------------------
 

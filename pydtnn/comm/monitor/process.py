@@ -31,23 +31,23 @@ def main() -> None:
 
     The arguments are a list in JSON and the folder of this package. The list has two open file
     descriptors, of the listener and of the slots, the length of the slots in B, the number of ranks
-    to watch, that of all ranks, the launcher's process (0 if it is not on this host), and the items
-    of what `find_ranks` has returned. The standard input is a socket for the other facts.
+    to watch, that of all ranks, and the items of what `find_ranks` has returned. The standard input
+    is a socket for the other facts.
     """
     for one in IGNORED:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
     known, folder = sys.argv[1:]
-    listener, slots, length, ranks, of, launcher, pairs = json.loads(known)
+    listener, slots, length, ranks, of, pairs = json.loads(known)
     starting = dict(pairs)
     _skip_initialisation(folder)
-    from pydtnn.comm.monitor.ranks import EndedEarlyError, EndReport, Kills, Launcher, accept_ranks
+    from pydtnn.comm.monitor.ranks import EndedEarlyError, EndReport, Kills, accept_ranks
     from pydtnn.comm.monitor.state import FAILED, RunState, WatchedRun
     from pydtnn.utils.launcher import survives
 
     file = os.open(f"/proc/self/fd/{slots}", os.O_WRONLY | os.O_APPEND)
-    end_report = EndReport(file, length, Launcher(launcher), Kills(), ranks == of)
+    end_report = EndReport(file, length, Kills(), ranks == of)
     poll = select.epoll()
     connecting = socket.socket(fileno=listener)
     files = os.path.dirname(connecting.getsockname())

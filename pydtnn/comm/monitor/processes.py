@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,3 +53,21 @@ def _swapped(status: Path) -> int:
             if line.startswith("VmSwap:"):
                 return 1024 * int(line.split()[1])
     return 0
+
+
+def find_ranks(parent: int, variable: bytes = b"PMI_RANK") -> dict[int, int]:
+    """Return a pidfd of each rank that a process of the launcher has started, and the rank.
+
+    The number of a rank is in an environment variable; by default that of MPICH's launcher.
+    """
+    found = {}
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            with open(f"/proc/{process}/stat") as file:
+                if int(file.read().rpartition(")")[2].split()[1]) != parent:
+                    continue
+            with open(f"/proc/{process}/environ", "rb") as file:
+                environment = b"\0" + file.read()
+            rank = int(environment.partition(b"\0%b=" % variable)[2].partition(b"\0")[0])
+            found[os.pidfd_open(int(process))] = rank
+    return found

@@ -21,10 +21,8 @@ import select
 import socket
 import time
 
-from pydtnn.comm.monitor.links import Message, MessageSocket, line
-
-READY = line("ready")
-"""Message to every rank once all of them are watched."""
+from pydtnn.comm.monitor.links import Message, MessageSocket, is_first, line
+from pydtnn.utils.errors import write_error
 
 COUNTERS = "/proc/vmstat"
 """File with the event counters of Linux."""
@@ -68,61 +66,22 @@ class Kills:
         return 0  # this system does not count them
 
 
-class Launcher:
-    """The process that has started the ranks, such as mpirun, if it is on this host.
-
-    If it is killed, or ended by SIGHUP, its processes kill the ranks, and what they write is not
-    forwarded any more; its own standard error is still open here.
-
-    Parameters
-    ----------
-    process : int
-        0 for none.
-    """
-
-    def __init__(self, process: int) -> None:
-        self._process = process
-        self._watched, self._errors = -1, 2
-        with contextlib.suppress(AttributeError, OSError):  # Linux only, and no sockets
-            self._watched = os.pidfd_open(process)
-            path = f"/proc/{process}/fd/2"
-            self._errors = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-
-    def end(self) -> str | None:
-        """Return what to report if it has ended."""
-        if self._watched < 0 or not select.select([self._watched], [], [], 0)[0]:
-            return None
-        return (
-            f"mpirun: process {self._process} has ended, by a signal, because its terminal was "
-            "closed or as a rank has called MPI_Abort, and all ranks with it"
-        )
-
-    def write(self, text: bytes) -> None:
-        """Write to the standard error of the ranks, or that of the launcher if it has ended."""
-        with contextlib.suppress(OSError):
-            os.write(2 if self.end() is None else self._errors, text)
-
-
 class EndReport:
     """Reports once per host why a run ends.
 
     Parameters
     ----------
     file : int
-        See `is_first`; opened for appending by this process.
+        See `pydtnn.comm.monitor.links.is_first`; opened for appending by this process.
     length : int
-        See `is_first`.
-    launcher : Launcher
     kills : Kills
     all_here : bool
         Whether all ranks are on this host, so that the first to end is the cause.
     """
 
-    def __init__(
-        self, file: int, length: int, launcher: Launcher, kills: Kills, all_here: bool
-    ) -> None:
+    def __init__(self, file: int, length: int, kills: Kills, all_here: bool) -> None:
         self._file, self._length = file, length
-        self._launcher, self.kills, self._all_here = launcher, kills, all_here
+        self.kills, self._all_here = kills, all_here
 
     @property
     def claimed(self) -> bool:
@@ -141,13 +100,12 @@ class EndReport:
         bool
             Whether a rank has reported an error before: it ends the others itself.
         """
-        for_memory = self.kills.recent()
-        text = self._launcher.end() or explain(rank, for_memory, self._all_here, why)
+        text = explain(rank, self.kills.recent(), self._all_here, why)
         if text is None:
             return False
         if not self.claim():
             return True
-        self._launcher.write(f"{text}\n".encode())
+        write_error(f"{text}\n")
         return False
 
 
@@ -292,37 +250,6 @@ def accept_ranks(
     for one in connections.values():
         one.send("ready")
     return connections
-
-
-def find_ranks(parent: int, variable: bytes = b"PMI_RANK") -> dict[int, int]:
-    """Return a pidfd of each rank that a process of the launcher has started, and the rank.
-
-    The number of a rank is in an environment variable; by default that of MPICH's launcher.
-    """
-    found = {}
-    for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
-            with open(f"/proc/{process}/stat") as file:
-                if int(file.read().rpartition(")")[2].split()[1]) != parent:
-                    continue
-            with open(f"/proc/{process}/environ", "rb") as file:
-                environment = b"\0" + file.read()
-            rank = int(environment.partition(b"\0%b=" % variable)[2].partition(b"\0")[0])
-            found[os.pidfd_open(int(process))] = rank
-    return found
-
-
-def is_first(file: int, length: int) -> bool:
-    """Append a byte to a file, and return whether it is the only one behind its first `length` B.
-
-    Appending is atomic, so exactly one of the processes that may report the end of a run is first.
-    Each process must have opened the file itself.
-    """
-    try:
-        os.write(file, b"x")
-    except OSError:  # there is no more room, or the size of files is limited
-        return True
-    return os.lseek(file, 0, os.SEEK_CUR) == length + 1
 
 
 def explain(rank: int, for_memory: bool, all_here: bool, why: str = CRASHED) -> str | None:

@@ -27,9 +27,9 @@ CALLING, CALL, GROUP, NUMBER, PEER, SHOWN, LENGTH = range(STACK + DEEPEST, STACK
 number in the group (0 for messages), the rank at the other end; the last request of the monitor
 process that the rank has answered, and the length of the answer."""
 
-MONITOR, BEATS, ENDED = range(STACK + DEEPEST + 7, STACK + DEEPEST + 10)
-"""Words that the monitor process writes: its number, how often it has looked at this slot, and when
-the rank has failed, in ns of the monotonic clock (0: it has not)."""
+ENDED = STACK + DEEPEST + 9
+"""Word that the monitor process writes: when the rank has failed, in ns of the monotonic clock (0:
+it has not)."""
 
 SURVIVES = STACK + DEEPEST + 10
 """Word of a slot: whether the rank continues without ranks that fail."""
@@ -55,6 +55,9 @@ TEXT = RING - (1 << 14)
 
 FOLDER = TEXT - (1 << 12)
 """First byte of the folder in which the records are stored when a run fails; empty for none."""
+
+FLIGHT = "flight"
+"""Name of that folder in the folder of a run."""
 
 MAX_NAMES = (FOLDER - NAMES) // NAME
 
@@ -134,8 +137,7 @@ class Slot:
         """Initialise the slot for this process."""
         self.words[RANK], self.words[PID] = rank, os.getpid()
         self.words[EPOCH] = self.words[STEP] = -1
-        self.words[MONITOR] = self.words[BEATS] = self.words[ENDED] = 0
-        self.words[SURVIVES] = 0
+        self.words[ENDED] = self.words[SURVIVES] = 0
         self.limit(timeout)
         self.folder = ""
         self.number("?")
@@ -207,11 +209,6 @@ class Slot:
             found.append(self._name(len(found)))
         return found
 
-    def beat(self) -> None:
-        """Called by the monitor process whenever it looks at the slot."""
-        self.words[MONITOR] = os.getpid()
-        self.words[BEATS] += 1
-
     def show(self, request: int, text: str) -> None:
         """Store a text, such as the Python stacks, as the answer to a request."""
         data = text.encode(errors="replace")[: RING - TEXT]
@@ -258,6 +255,46 @@ class Slot:
         begin = NAMES + number * NAME
         text = bytes(self._bytes[begin : begin + NAME]).partition(b"\0")[0]
         return text.decode(errors="replace")
+
+
+@dataclass
+class Facts:
+    """What the process receives when it starts.
+
+    Attributes
+    ----------
+    hosts : list of int
+        Host of each rank, by the first rank on it.
+    host : int
+        This host.
+    names : dict of str to str
+        Names of the hosts, by number.
+    address : str
+        Of the first host.
+    port : int
+        Of the process on the first host; 0 if there is one host.
+    token : str
+        With which connections to it begin.
+    files : list of str
+        In memory, of this host, by which ranks communicate: MPI leaves them if ranks are killed.
+    """
+
+    hosts: list[int]
+    host: int
+    names: dict[str, str]
+    address: str = ""
+    port: int = 0
+    token: str = ""
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of this host."""
+        return self.ranks_of(self.host)
+
+    def ranks_of(self, host: int) -> list[int]:
+        """Return the ranks of a host."""
+        return [rank for rank, other in enumerate(self.hosts) if other == host]
 
 
 def slots_in(file: int, number: int) -> list[Slot]:

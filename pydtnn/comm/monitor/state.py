@@ -1,9 +1,8 @@
 """The state of a run for those who watch its ranks, without processes, sockets and clocks.
 
-The same table serves the monitor process of a host, which watches its ranks from their start; a
-rank, which watches its own waits if that process is lost, and whether ranks that it waits for have
-left; and the process that watches a rank while MPI starts (`pydtnn.comm.ulfm`). They report events,
-and take the actions of the transition.
+The same table serves the monitor process of a host, which watches its ranks from their start, and
+the process that watches a rank while MPI starts (`pydtnn.comm.ulfm`). They report events, and take
+the actions of the transition.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ continue, or while they do not."""
 class RunState(Enum):
     """Where a run is.
 
-    STARTING: not all ranks are watched. WATCHED, for a rank: the monitor process acts. RUNNING: the
-    process with this state acts. REPORTED: an error has been reported, and the ranks are ending.
-    ENDING: they are ended. ENDED: there is nothing left to watch.
+    STARTING: not all ranks are watched. RUNNING: all are. REPORTED: an error has been reported, and
+    the ranks are ending. ENDING: they are ended. ENDED: there is nothing left to watch.
     """
 
-    STARTING, WATCHED, RUNNING, REPORTED, ENDING, ENDED = range(6)
+    STARTING, RUNNING, REPORTED, ENDING, ENDED = range(5)
 
 
 _S = RunState
-_REMAINING = _S.STARTING, _S.WATCHED, _S.RUNNING, _S.REPORTED
+_REMAINING = _S.STARTING, _S.RUNNING, _S.REPORTED
 
 TRANSITIONS: dict[tuple[RunState, str], tuple[RunState, tuple[str, ...]]] = {
     **{(state, "end"): (_S.ENDING, ("end",)) for state in _REMAINING},  # another process says so
@@ -38,10 +36,6 @@ TRANSITIONS: dict[tuple[RunState, str], tuple[RunState, tuple[str, ...]]] = {
     (_S.STARTING, FAILED): (_S.ENDING, ("report", "end")),
     (_S.STARTING, LOST): (_S.STARTING, ("report", "kill")),
     (_S.STARTING, "late"): (_S.ENDING, ("report", "end")),
-    # the monitor process is lost; a rank that this one waits for has left
-    (_S.WATCHED, "silent"): (_S.RUNNING, ("warn",)),
-    (_S.WATCHED, "absent"): (_S.ENDING, ("report",)),
-    (_S.RUNNING, "absent"): (_S.ENDING, ("report",)),
     # a rank fails
     (_S.RUNNING, LOST): (_S.RUNNING, ("go on",)),
     (_S.RUNNING, FAILED): (_S.ENDING, ("report", "end")),

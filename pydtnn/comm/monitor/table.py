@@ -6,12 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import TypeVar
 
+from pydtnn.comm.monitor.links import INTERVAL_S
 from pydtnn.comm.monitor.processes import Condition, condition_of
 from pydtnn.comm.monitor.slots import ENDED, PID, Content, Doing, Slot
 from pydtnn.utils.observer import Kind
-
-INTERVAL_S = 0.5
-"""Seconds between two looks at the ranks of a host."""
 
 DOWNLOAD, EXAMINATION, OTHER_GROUPS = "download", "examination", "wait for other groups"
 """Phases in which other ranks wait for one as long as it takes, the second only while it reports

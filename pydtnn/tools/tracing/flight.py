@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.monitor.flight import FLIGHT
+from pydtnn.comm.monitor.slots import FLIGHT
 from pydtnn.comm.monitor.table import RankRow, ranges, table
 from pydtnn.tools.tracing.records import RankTrace, read_traces
 from pydtnn.utils.observer import Kind

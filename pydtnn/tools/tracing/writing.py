@@ -8,7 +8,6 @@ import platform
 import shlex
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,8 +135,8 @@ class Trace:
     """A context manager that writes what a recorder has recorded into a folder.
 
     Collective: all ranks enter and leave the context. Clocks are compared at both ends. If an error
-    of a single rank ends the context, or a wait that passes its deadline ends the run, each rank
-    that can run writes its records up to there, without comparing clocks again.
+    of a single rank ends the context, it writes its records up to there, without comparing clocks
+    again; the last records of all ranks are in the flight record of the run.
 
     Parameters
     ----------
@@ -198,8 +197,6 @@ class Trace:
         self.records = self.error = 0
         self._memory = memory
         self._start = ClockReading(0, 0, 0)
-        self._writing = threading.Lock()
-        self._context = contextlib.ExitStack()
 
     def __str__(self) -> str:
         ranks = self.comm.size
@@ -220,8 +217,6 @@ class Trace:
         self.recorder.watch(self._memory)
         traffic = self.comm.traffic
         self.recorder.count(lambda: traffic.bytes)
-        if self.comm.supervision is not None:
-            self._context.enter_context(self.comm.supervision.finishing(self._finish))
         return self
 
     def __exit__(
@@ -230,7 +225,6 @@ class Trace:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._context.__exit__(kind, error, trace)
         self.recorder.watch(None)
         self.recorder.count(None)
         if kind is not None and (issubclass(kind, RankFailure) or not self._begun()):
@@ -249,15 +243,6 @@ class Trace:
         everywhere = self.comm.gather_object((records, error_of_clock))
         self.records = sum(records for records, _ in everywhere)
         self.error = max(error for _, error in everywhere)
-
-    def _finish(self) -> str:
-        """Write what is recorded so far, before the run is ended; return the error, if any."""
-        try:
-            self._write(None)
-        except OSError as failed:
-            path = file_of(self.folder, self.comm.rank)
-            return f"rank {self.comm.rank}: {unwritable('trace', path, failed)}\n"
-        return ""
 
     def _write(self, stop: ClockReading | None) -> tuple[int, int]:
         """Write this rank's file; return the number of records and the error of the clock."""
@@ -279,8 +264,7 @@ class Trace:
             "machine": dict(self.machine),
             "failures": [str(failure) for failure in self.failures],
         }
-        with self._writing:  # the run may be ended in the meantime
-            write_trace(self.folder, records, recorder.names, about)
+        write_trace(self.folder, records, recorder.names, about)
         return len(records), int(clock["error"])
 
 

@@ -19,10 +19,10 @@ import pytest
 
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import MESSAGES, HostLink, connect, line
-from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, HostMonitor
+from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, HostMonitor
 from pydtnn.comm.monitor.processes import Condition
-from pydtnn.comm.monitor.ranks import EDGES, EndReport, Kills, Launcher, RankConnection
-from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, SURVIVES, Slot
+from pydtnn.comm.monitor.ranks import EDGES, EndReport, Kills, RankConnection
+from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, SURVIVES, Facts, Slot
 from pydtnn.comm.monitor.table import RankRow
 
 TOKEN = "a" * 32 + "b" * 32
@@ -48,9 +48,7 @@ class Host:
         self.ended: list[int] = []
         self.printed: list[str] = []
         patch.setattr(module, "SAME_REQUEST_S", 0.0)
-        patch.setattr(
-            module, "ANSWER_TIMEOUT_S", dict.fromkeys(("stacks", "finish", "flight"), NOW)
-        )
+        patch.setattr(module, "ANSWER_TIMEOUT_S", dict.fromkeys(("stacks", "flight"), NOW))
         patch.setattr(module, "_write", self.printed.append)
         self.memory = memoryview(bytearray(2 * SLOT))
         self.slots = [Slot(self.memory, place) for place in range(2)]
@@ -65,7 +63,7 @@ class Host:
         self.connection = RankConnection(joined)
         self.connection.rank = 0
         connections = {joined.fileno(): self.connection}
-        end_report = EndReport(-1, 0, Launcher(0), Kills(), all_here=False)
+        end_report = EndReport(-1, 0, Kills(), all_here=False)
         patch.setattr(end_report, "claim", lambda: True)
         patch.setattr(EndReport, "claimed", False)
         self.monitor = HostMonitor(

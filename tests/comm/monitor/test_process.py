@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ahead import mpiexec
-from tests.launch import Finished, Program, is_openmpi, why_not
+from tests.launch import Finished, is_openmpi, why_not
 from tests.ranks import wait_for
-from tests.small_run import only_line, processes_in
+from tests.small_run import only_line
 
 START = """
 import os, signal, time
@@ -109,18 +108,6 @@ def test_an_error_of_a_rank_that_joins_the_others_ends_them(ahead):
     assert ahead.returncode != 0
     assert "rank 1: too many files" in ahead.stderr
     assert "Traceback" not in ahead.stderr
-
-
-@pytest.mark.skipif(**MPICH_ONLY)
-def test_the_end_of_the_launcher_is_told(tmp_path):
-    ready = "\nprint('ready', flush=True)"
-    with Program(3, ["-c", START + ready + WAIT], directory=tmp_path) as program:
-        wait_for(lambda: program.finished().stdout.count("ready") == 3)
-        program.signal(signal.SIGKILL)
-        wait_for(lambda: not processes_in(tmp_path) and program.finished().stderr)
-        line = only_line(program.finished().stderr)
-    assert line.startswith("mpirun: process ")
-    assert "has ended, by a signal, because its terminal was closed or " in line
 
 
 KEPT = """

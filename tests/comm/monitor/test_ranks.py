@@ -13,17 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from pydtnn.comm.monitor.links import line
-from pydtnn.comm.monitor.monitor import Facts, HostMonitor
+from pydtnn.comm.monitor.links import is_first, line
+from pydtnn.comm.monitor.monitor import HostMonitor
 from pydtnn.comm.monitor.ranks import (
     EndedEarlyError,
     Kills,
     RankConnection,
     accept_ranks,
     explain,
-    is_first,
 )
-from pydtnn.comm.monitor.slots import SLOT, Slot
+from pydtnn.comm.monitor.slots import SLOT, Facts, Slot
 from tests.each import each
 
 

@@ -44,7 +44,7 @@ def test_a_run_ends_at_most_once_whatever_is_reported(begin):
 def test_every_phase_but_the_last_has_an_exit_and_can_be_reached():
     for state in [*RunState][:-1]:
         assert any(before is state and after is not state for (before, _), (after, _) in MOVES)
-    reached = {RunState.STARTING, RunState.WATCHED}  # of a process, and of a rank
+    reached = {RunState.STARTING}
     for _ in RunState:
         reached |= {after for (before, _), (after, _) in MOVES if before in reached}
     assert reached == {*RunState}
@@ -71,23 +71,6 @@ def test_each_rank_ends_once_and_in_one_way(seed):
         gone.setdefault(rank, state)
         assert run.ranks == {rank: gone.get(rank, STARTED) for rank in range(4)}
         assert (run.state is RunState.ENDED) == (len(gone) == 4)
-
-
-def test_without_the_process_a_rank_decides_and_otherwise_it_does_not():
-    for event in ("late", "overdue", "exclude", LOST, FAILED, "reported"):
-        assert WatchedRun([0], RunState.WATCHED).on(event) == ()
-    run = WatchedRun([0], RunState.WATCHED)
-    assert run.on("silent") == ("warn",)
-    assert run.on("silent") == ()
-    assert run.on("late") == ("table", "end")
-    assert run.ends
-
-
-@each("begin", [RunState.WATCHED, RunState.RUNNING])
-def test_a_rank_that_has_left_is_named_by_one_that_waits_for_it(begin):
-    run = WatchedRun([0], begin)
-    assert run.on("absent") == ("report",)
-    assert run.on("absent") == run.on("end") == ()
 
 
 def test_a_rank_is_excluded_once_and_only_while_the_run_goes_on():

@@ -50,7 +50,7 @@ RENAMED = {
     "pydtnn.layers.blocks": {"Graph": "GraphBuilder"},
     "pydtnn.comm.schedules": {"Step": "MessageStep"},
     "pydtnn.tools.perfmodel.search": {"Option": "UnitOption"},
-    "pydtnn.tools.report": {"Run": "RunView", "Step": "StepNumber"},
+    "pydtnn.tools.report": {"Run": "RunView"},
     "pydtnn.tools.tracing.analysis": {"Part": "PathPart", "Segment": "PathSegment"},
 }
 """Public classes of packages by their former names."""

@@ -33,6 +33,7 @@ def test_ranks_train(core, tmp_path):
         (["--trace=trace"], "--trace requires the tools of"),
         (["--survive"], "--survive requires the tools of"),
         (["--virtual-ranks=2", "--platform=cpu-1gbit"], "--virtual-ranks requires the tools of"),
+        (["--tensorboard"], "--tensorboard, --mlflow or --wandb requires the tools of pydtnn"),
     ],
 )
 def test_what_needs_a_tool_is_refused(options, sentence, core, tmp_path):

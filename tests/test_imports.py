@@ -101,11 +101,11 @@ CONFINED = {
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
     "jinja2": ["tools.report.page"],
-    "tensorboardX": ["callbacks.tensorboard"],
-    "mlflow": ["callbacks.trackers"],
+    "tensorboardX": ["tools.trackers"],
+    "mlflow": ["tools.trackers"],
     "optuna": ["tools.search"],
     "tokenizers": ["data.tokenizer"],
-    "wandb": ["callbacks.trackers"],
+    "wandb": ["tools.trackers"],
 }
 
 OUTSIDE = ("benchmarks", "tests")

@@ -1,23 +1,34 @@
 """Callbacks, which observe and control training."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.utils.lazy import lazy
+from pydtnn.utils.tools import find_tool
+
+FROM_TOOLS = {
+    "MLflow": "trackers",
+    "MeasurementWriter": "measurements",
+    "TensorBoard": "trackers",
+    "WandB": "trackers",
+}
+"""Names of tools by the callbacks that they contain."""
 
 if TYPE_CHECKING:
     from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
     from pydtnn.callbacks.checkpointing import Checkpointer
     from pydtnn.callbacks.history import HistoryWriter
-    from pydtnn.callbacks.measurements import MeasurementWriter
     from pydtnn.callbacks.monitor import Monitor
     from pydtnn.callbacks.plateau import ReduceOnPlateau
     from pydtnn.callbacks.slow_ranks import SlowRanks
     from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
-    from pydtnn.callbacks.tensorboard import TensorBoard
-    from pydtnn.callbacks.trackers import MLflow, WandB
     from pydtnn.training.callback import Callback, FunctionCallback
     from pydtnn.training.equality import CheckEqual
     from pydtnn.training.progress import ProgressBar
+
+    MLflow: Any
+    MeasurementWriter: Any
+    TensorBoard: Any
+    WandB: Any
 
 __all__ = [
     "EMA",
@@ -41,4 +52,9 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = lazy(__name__)
+    _find = lazy(__name__)
+
+    def __getattr__(name: str) -> Any:
+        if name in FROM_TOOLS:
+            return getattr(find_tool(FROM_TOOLS[name], f"callbacks.{name}"), name)
+        return _find(name)

@@ -430,21 +430,12 @@ def create_callbacks(
         callbacks.append(library.EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:
         callbacks.append(library.StopAtMetric(monitor, config.stop_at))
-    callbacks += [library.HistoryWriter(directory), library.MeasurementWriter(directory, meter)]
-    # the options that affect results and are set
-    values = {n: v for n, v in config.course().items() if v not in (None, {}, "")}
-    if config.tensorboard:
-        histograms = config.tensorboard_histograms
-        callbacks.append(
-            library.TensorBoard(
-                directory / "tensorboard", histograms=histograms, hyper_parameters=values
-            )
-        )
-    for tracker, name in (("MLflow", config.mlflow), ("WandB", config.wandb)):
-        if name is not None:
-            callbacks.append(
-                getattr(library, tracker)(name, run_name=directory.name, hyper_parameters=values)
-            )
+    callbacks.append(library.HistoryWriter(directory))
+    if (measurements := find_tool("measurements")) is not None:
+        callbacks.append(measurements.MeasurementWriter(directory, meter))
+    if config.tensorboard or config.mlflow is not None or config.wandb is not None:
+        tool = find_tool("trackers", "train: --tensorboard, --mlflow or --wandb")
+        callbacks += tool.create_trackers(config, directory)
     best = directory / "best.safetensors"
     callbacks.append(library.BestWeights(best, monitor, restore_best=config.restore_best))
     if config.checkpoint_epochs or config.checkpoint_steps or config.checkpoint_every:

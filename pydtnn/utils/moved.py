@@ -16,6 +16,10 @@ MOVED = {
         f"pydtnn.layers.{name}": f"pydtnn.model.partition.{name}"
         for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
     },
+    "pydtnn.callbacks.measurements": "pydtnn.tools.runs.measurements",
+    **dict.fromkeys(
+        ("pydtnn.callbacks.tensorboard", "pydtnn.callbacks.trackers"), "pydtnn.tools.trackers"
+    ),
     "pydtnn.comm.__main__": "pydtnn.tools.schedules.allreduce",
     **{
         f"pydtnn.comm.schedules.{name}": f"pydtnn.tools.schedules.{name}"

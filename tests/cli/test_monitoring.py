@@ -1,11 +1,10 @@
-"""`--check-equal` and `--tensorboard`: from options to runs on several ranks."""
+"""`--check-equal`: from options to runs on several ranks."""
 
 import pytest
 
-from pydtnn.callbacks import CheckEqual, TensorBoard
+from pydtnn.callbacks import CheckEqual
 from pydtnn.cli.build import create_job
 from pydtnn.cli.parser import parse
-from pydtnn.comm import Serial
 from pydtnn.train import main
 from tests.each import each
 from tests.small_run import TINY
@@ -25,13 +24,3 @@ def test_a_comparison_where_ranks_differ_by_design_is_refused(tmp_path, capsys):
     assert "check_equal requires the same parameters on all ranks, got LocalSGD" in (
         capsys.readouterr().err
     )
-
-
-def test_hyper_parameters_are_the_options_that_affect_results(tmp_path):
-    config = parse([*TINY, "--tensorboard", "--tensorboard-histograms=2"])
-    trainer = create_job(config, Serial(), 1, tmp_path).trainer
-    (own,) = [c for c in trainer.callbacks if isinstance(c, TensorBoard)]
-    assert own.histograms == 2
-    assert own.hyper_parameters["epochs"] == config.epochs
-    assert own.hyper_parameters["dataset"] == config.dataset
-    assert not {"lr", "threads", "output_dir"} & {*own.hyper_parameters}

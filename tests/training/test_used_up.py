@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn import SGD, Adam, Model, Trainer
-from pydtnn.callbacks import Callback, TensorBoard
+from pydtnn.callbacks import Callback
 from pydtnn.comm import Serial
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.layers import (
@@ -135,8 +135,6 @@ class Halved(SGD):
         ({"keep_gradients": True}, True),
         ({"callbacks": [Reads()]}, True),
         ({"callbacks": [lambda trainer: None]}, True),
-        ({"callbacks": [TensorBoard("folder", histograms=1)]}, True),
-        ({"callbacks": [TensorBoard("folder")]}, False),
         ({"accumulation": 2}, True),
         ({"observers": [Observer()]}, True),
         ({"rule": partial(SGD, 0.1, clip_norm=1.0)}, True),

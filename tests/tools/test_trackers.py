@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import pydtnn
-from pydtnn.callbacks import MLflow, WandB
 from pydtnn.comm import Serial
 from pydtnn.data.inputs import inputs_of
+from pydtnn.tools.trackers import MLflow, WandB
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pydtnn.callbacks import MeasurementWriter
+from pydtnn.tools.runs.measurements import MeasurementWriter
+from pydtnn.utils.errors import AgreedError
 from tests.small_training import STEPS, small_fit, small_trainer
 
 
@@ -38,6 +39,12 @@ def test_every_epoch_has_a_line_with_its_intervals_and_the_times_of_all_ranks(co
     assert lines[1]["intervals"]["lr"][-1] == trainer.history[-1]["lr"]
     total = sum(line["ranks"][comm.rank]["bytes"] for line in lines)
     assert 0 < total <= trainer.comm.traffic.bytes or comm.size == 1
+
+
+def test_a_file_that_cannot_be_created_ends_the_run_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AgreedError, match="MeasurementWriter: cannot write .*; choose another"):
+        small_fit(small_trainer(None, MeasurementWriter(tmp_path / "file")))
 
 
 def test_long_epochs_have_at_most_fifty_intervals(tmp_path):

@@ -25,7 +25,7 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import AllReduce, DiLoCo, LocalSGD, StreamingDiLoCo
 from pydtnn.schedules import Constant, Cosine, WarmUp
 from pydtnn.tools.schedules.allreduce_picture import INK
-from pydtnn.utils.figures import PALETTE, STYLE
+from pydtnn.tools.schedules.figures import PALETTE, STYLE
 
 LENGTH, TESTED = 64, 512
 """Tokens of a sample, and samples that are evaluated."""

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pydtnn.utils.figures import INK, LINE, PALETTE, QUIET, STYLE
+from pydtnn.tools.schedules.figures import INK, LINE, PALETTE, QUIET, STYLE
 
 COLORS = (PALETTE[0], PALETTE[4], PALETTE[7], PALETTE[2])
 

@@ -28,8 +28,8 @@ from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ElasticAveraging, Gossip, LocalSGD, StaleGradients
+from pydtnn.tools.schedules.figures import BAND, INK, LINE, PALETTE, QUIET, STYLE
 from pydtnn.tools.tracing import load_timeline
-from pydtnn.utils.figures import BAND, INK, LINE, PALETTE, QUIET, STYLE
 from pydtnn.utils.observer import Kind
 
 SIZE = (7.2, 4.2)

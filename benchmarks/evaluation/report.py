@@ -15,7 +15,7 @@ from benchmarks.evaluation import observations, statistics
 from benchmarks.evaluation.frameworks import FRAMEWORKS, NOT_INSTALLED
 from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.plan import Plan
-from pydtnn.utils.figures import PALETTE, save_figure
+from pydtnn.tools.schedules.figures import PALETTE, save_figure
 from pydtnn.utils.files import write_file
 
 CHECKED = 10

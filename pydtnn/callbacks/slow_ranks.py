@@ -1,63 +1,23 @@
-"""A warning of ranks that are busy longer than the others, with the phase that takes longer."""
+"""A warning of ranks that are busy longer than the others, with the part that takes longer."""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
 from pydtnn.training.callback import Callback, Training
-from pydtnn.utils import clock
-from pydtnn.utils.observer import Kind, Observer
 from pydtnn.utils.validate import check_float
 
 _log = logging.getLogger("pydtnn.train")
-
-
-class PhaseTimes(Observer):
-    """Adds up the time of each phase, without phases in it and without communication.
-
-    Attributes
-    ----------
-    seconds : dict of str to float
-        Time of each phase, in s.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._timed: list[bool] = []
-        self._open: list[tuple[str, float]] = []
-        self._inner = [0.0]
-
-    def lane(self, name: str) -> Observer:
-        """Return an observer without effect: other threads are not measured."""
-        return Observer()
-
-    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
-        timed = kind in (Kind.PHASE, Kind.CALL, Kind.WAIT)
-        self._timed.append(timed)
-        if timed:
-            self._open.append((name if kind == Kind.PHASE else "", clock.now()))
-            self._inner.append(0.0)
-
-    def end(self) -> None:
-        if self._timed.pop():
-            name, start = self._open.pop()
-            duration = clock.now() - start
-            if name:
-                self.seconds[name] += duration - self._inner[-1]
-            self._inner.pop()
-            self._inner[-1] += duration
 
 
 class SlowRanks(Callback):
     """Name ranks that are busy longer than the others, once per epoch.
 
     The logger "pydtnn.train" of rank 0 emits a warning for each rank whose time since the last
-    comparison, in all phases but without waiting for other ranks, is more than `factor` times the
-    median of the others. The phase is the one with the largest difference: a part of a step, the
-    evaluation, a checkpoint, or a callback by its class.
+    comparison, in steps without their communication and in waiting for data (`Trainer.seconds`), is
+    more than `factor` times the median of the others.
 
     Parameters
     ----------
@@ -65,11 +25,6 @@ class SlowRanks(Callback):
         At least 1.
     least : float
         Smaller differences per epoch are not named, in s.
-
-    Attributes
-    ----------
-    times : PhaseTimes
-        To be passed to the trainer: ``Trainer(callbacks=[slow], observers=[slow.times])``.
     """
 
     reads_gradients = False
@@ -77,19 +32,25 @@ class SlowRanks(Callback):
     def __init__(self, factor: float = 1.5, *, least: float = 1.0) -> None:
         self.factor = check_float("SlowRanks", "factor", factor, at_least=1)
         self.least = check_float("SlowRanks", "least", least, at_least=0)
-        self.times = PhaseTimes()
+        self._before = {"steps": 0.0, "data": 0.0}
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+    def on_epoch_start(self, trainer: Training) -> None:
         """Begin to measure."""
-        self.times.seconds.clear()
+        self._before = _busy(trainer)
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Compare the times of all ranks. Collective: all ranks call it."""
-        everywhere = trainer.comm.gather_object(dict(self.times.seconds))
-        self.times.seconds.clear()
+        own = {part: time - self._before[part] for part, time in _busy(trainer).items()}
+        everywhere = trainer.comm.gather_object(own)
         if trainer.comm.rank == 0:
             for line in slow_ranks(everywhere, self.factor, self.least):
                 _log.warning("epoch %d: %s", trainer.epoch, line)
+
+
+def _busy(trainer: Training) -> dict[str, float]:
+    """Return the time of a rank that is not spent for others, in s."""
+    seconds = trainer.seconds
+    return {"steps": seconds["steps"] - seconds["communication"], "data": seconds["data"]}
 
 
 def slow_ranks(
@@ -100,7 +61,7 @@ def slow_ranks(
     Parameters
     ----------
     times : sequence of mapping of str to float
-        Time of each phase on each rank, in s.
+        Time of each part on each rank, in s.
     factor, least : float
         See `SlowRanks`.
 

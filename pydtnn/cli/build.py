@@ -273,7 +273,6 @@ def create_job(
     else:
         callbacks, recorder = before.trainer.callbacks, before.recorder
         meter = before.meter or meter
-    slow = [one for one in callbacks if comm.size > 1 and isinstance(one, library.SlowRanks)]
     trainer = Trainer(
         model,
         optimizer,
@@ -282,7 +281,7 @@ def create_job(
         auxiliary_weights=parts.auxiliary,
         exchange=exchange,
         callbacks=callbacks,
-        observers=[*(one.times for one in slow), *filter(None, [recorder])],
+        observers=[*filter(None, [recorder])],
         **parts.work.trainer_options(),
         graph=config.graph,
         check_equal=config.check_equal,

@@ -1,4 +1,4 @@
-"""Ranks that compute longer than the others are named once per epoch, with the phase."""
+"""Ranks that compute longer than the others are named once per epoch, with the part."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from pydtnn import ArrayDataset, Model, Trainer
-from pydtnn.callbacks import Callback, SlowRanks
-from pydtnn.callbacks.slow_ranks import PhaseTimes, slow_ranks
+from pydtnn.callbacks import SlowRanks
+from pydtnn.callbacks.slow_ranks import slow_ranks
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.layers import Linear, Sequential
 from pydtnn.optimizers import SGD
 from pydtnn.parallel import AllReduce
 from pydtnn.utils import clock
-from pydtnn.utils.observer import Kind
 from tests.each import each
 from tests.small_training import Ticks, spend
 
@@ -38,29 +37,21 @@ class SlowLinear(Linear):
         return super().forward(x, context=context)
 
 
-class Late(Callback):
-    """A callback that takes a second after each step."""
-
-    def on_step_end(self, trainer: Any) -> None:
-        spend(1)
-
-
 def train(comm: Communicator, where: str) -> None:
     x, y = np.zeros((24, 4), "float32"), np.zeros(24, "int64")
     late = comm.rank == 1
     data = (Slow if late and where == "data" else ArrayDataset)(x, y, classes=2)
     layer, slow = SlowLinear(2), SlowRanks(least=0.05)
-    layer.seconds = 1 if late and where == "forward" else 0.25
-    callbacks: list[Callback] = [Late(), slow] if late and where == "callback Late" else [slow]
-    own: Any = {"callbacks": callbacks, "observers": [slow.times], "progress": False}
+    layer.seconds = 1 if late and where == "steps" else 0.25
+    own: Any = {"callbacks": [slow], "progress": False}
     model = Model(Sequential(layer), (4,))
     with clock.used(Ticks()):
         trainer = Trainer(model, SGD(0.1), exchange=AllReduce(comm), **own)
         trainer.fit(data, epochs=2, batch_size=2, loader_threads=0)
 
 
-@each("where", ["data", "forward", "callback Late"])
-def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(where, caplog):
+@each("where", ["data", "steps"])
+def test_a_slow_rank_is_named_once_per_epoch_with_its_part(where, caplog):
     with caplog.at_level(logging.WARNING, "pydtnn.train"):
         run_threads(3, train, where)
     for epoch in (1, 2):
@@ -79,23 +70,7 @@ def test_ranks_that_are_alike_or_differ_for_a_moment_are_not_named():
     assert slow_ranks(times, 1.5, least=1.0) == []
 
 
-def test_the_phase_is_the_one_with_the_largest_difference():
+def test_the_part_is_the_one_with_the_largest_difference():
     times = [{"forward": 1.0, "backward": 5.0}, {"forward": 5.0, "backward": 6.0}]
     (told,) = slow_ranks([times[0], times[1], times[0]], 1.5)
     assert told.startswith("rank 1 is busy 1.8 times as long as the others, mostly in forward")
-
-
-def test_time_in_calls_and_in_inner_phases_does_not_count():
-    times = PhaseTimes()
-    with clock.used(Ticks()):
-        for seconds, kind, name in (
-            (1, Kind.PHASE, "step"),
-            (2, Kind.PHASE, "forward"),
-            (4, Kind.FORWARD, "linear0"),
-            (8, Kind.CALL, "allreduce"),
-        ):
-            times.begin(kind, name)
-            spend(seconds)
-        for _ in range(4):
-            times.end()
-    assert times.seconds == {"step": 1, "forward": 6}

@@ -7,7 +7,7 @@ import pytest
 
 import pydtnn.kernels.cpu  # noqa: F401  # its OpenMP comes first
 from pydtnn.kernels.cpu._hash import Hash64, hash_arrays
-from pydtnn.kernels.reference.hash import hash64
+from tests.kernels.hash64 import hash64
 
 # From the tests of xxHash and of its bindings, with seed 0.
 PUBLISHED = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydtnn.comm.schedules.steps import Part
 from pydtnn.tools.schedules.check import carry_out, contributions, unite
+from pydtnn.tools.schedules.figures import BAND, INK, LINE, PALETTE, QUIET, save_figure
 from pydtnn.tools.schedules.timeline import MatchedPlan, PlanMessage
-from pydtnn.utils.figures import BAND, INK, LINE, PALETTE, QUIET, save_figure
 
 MAX_RANK_COLUMNS = 16
 """Maximum number of ranks in a text, each with a column."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.model.pipeline.check import TimedAction, Timetable, source_of
-from pydtnn.utils.figures import INK, LINE, QUIET, save_figure
+from pydtnn.tools.schedules.figures import INK, LINE, QUIET, save_figure
 
 LETTERS = {"forward": "f", "backward": "b", "backward_inputs": "b", "backward_parameters": "w"}
 """Kinds of actions in a table."""

@@ -62,13 +62,11 @@ class Watch(Callback):
 def run(scheme: Scheme, sleeper: int, steps: range = range(STEPS)) -> list[Watch]:
     def rank(comm: Communicator) -> Watch:
         watch = Watch(sleeper, steps)
-        slow = SlowRanks()
         trainer = Trainer(
             small_model(),
             "sgd",
             exchange=scheme(comm),
-            callbacks=[watch, slow],
-            observers=[slow.times],
+            callbacks=[watch, SlowRanks()],
             progress="plain",
         )
         trainer.fit(data(), batch_size=BATCH, loader_threads=0)

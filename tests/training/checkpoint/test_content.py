@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
-from pydtnn.kernels.reference.hash import hash64
 from pydtnn.training.checkpoint import (
     load_checkpoint,
     read_weights,
     save_checkpoint,
 )
+from tests.kernels.hash64 import hash64
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
 

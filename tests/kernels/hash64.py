@@ -22,10 +22,7 @@ WORD = (1 << 64) - 1
 
 
 def hash64(array: np.ndarray) -> int:
-    """Return the XXH64 hash, with seed 0, of the bytes of an array in C order.
-
-    The reference of the tests: about a microsecond per byte.
-    """
+    """Return the XXH64 hash, with seed 0, of the bytes of an array in C order: 1 us per byte."""
     data = array.tobytes()
     p1, p2, p3, p4, p5 = PRIMES
     rest = 0

@@ -25,7 +25,7 @@ COMMANDS = {
     "oracle": "predict the time of all parallel strategies on a platform",
     "calibrate": "measure the platform of a job",
     "info": "this machine and this installation",
-    "data": "pack folders of images, and look at data sets",
+    "data": "pack folders of images into shards, and verify them",
     "interchange": "convert weights and networks of other programs",
     "comm": "draw and check allreduce schedules",
     "model.pipeline": "draw schedules of pipelines",
@@ -36,6 +36,7 @@ COMMANDS = {
 
 ELSEWHERE = {
     "comm": "tools.schedules.allreduce",
+    "data": "tools.shards",
     "info": "cli.info",
     "model.pipeline": "tools.schedules.pipeline",
     "oracle": "tools.perfmodel.oracle",

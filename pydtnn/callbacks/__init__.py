@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.utils.lazy import lazy
-from pydtnn.utils.tools import find_tool
 
 FROM_TOOLS = {
     "MLflow": "trackers",
@@ -11,7 +10,7 @@ FROM_TOOLS = {
     "TensorBoard": "trackers",
     "WandB": "trackers",
 }
-"""Names of tools by the callbacks that they contain."""
+"""Tools by the names of their callbacks."""
 
 if TYPE_CHECKING:
     from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
@@ -52,9 +51,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    _find = lazy(__name__)
-
-    def __getattr__(name: str) -> Any:
-        if name in FROM_TOOLS:
-            return getattr(find_tool(FROM_TOOLS[name], f"callbacks.{name}"), name)
-        return _find(name)
+    __getattr__ = lazy(__name__, FROM_TOOLS)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.utils.lazy import homes, lazy
 
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
     from pydtnn.data.mnist import load_mnist as load_mnist
     from pydtnn.data.named import DATASETS as DATASETS
     from pydtnn.data.named import load_dataset as load_dataset
-    from pydtnn.data.packing import pack_shards as pack_shards
-    from pydtnn.data.packing import verify_shards as verify_shards
     from pydtnn.data.prepare import Prepare as Prepare
-    from pydtnn.data.shards import load_shards as load_shards
     from pydtnn.data.synthetic import Synthetic as Synthetic
     from pydtnn.data.synthetic import load_synthetic as load_synthetic
     from pydtnn.data.text import TokenDataset as TokenDataset
@@ -53,7 +50,13 @@ if TYPE_CHECKING:
     from pydtnn.data.tokenizer import Tokenizer as Tokenizer
     from pydtnn.data.weighted import balanced_weights as balanced_weights
 
-__all__ = sorted(homes(__name__))
+    load_shards: Any
+    pack_shards: Any
+    verify_shards: Any
+
+FROM_TOOLS = dict.fromkeys(("load_shards", "pack_shards", "verify_shards"), "shards")
+
+__all__ = sorted((*homes(__name__), *FROM_TOOLS))
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = lazy(__name__)
+    __getattr__ = lazy(__name__, FROM_TOOLS)

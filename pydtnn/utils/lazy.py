@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from pydtnn.utils.names import module_getattr
@@ -26,13 +26,28 @@ def homes(package: str) -> dict[str, str]:
     }
 
 
-def lazy(package: str) -> Callable[[str], Any]:
+def lazy(package: str, tools: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package, for those names and as `module_getattr`.
 
     What type checkers read is thus what is imported.
+
+    Parameters
+    ----------
+    package : str
+    tools : mapping of str to str
+        Further names, and the tools that contain them: see `pydtnn.utils.tools`.
     """
     sys.modules[package].__class__ = LazyPackage
-    return module_getattr(package, homes(package))
+    find = module_getattr(package, homes(package))
+
+    def __getattr__(name: str) -> Any:
+        if name not in tools:
+            return find(name)
+        from pydtnn.utils.tools import find_tool  # it takes longer than all other imports
+
+        return getattr(find_tool(tools[name], f"{package.partition('.')[2]}.{name}"), name)
+
+    return __getattr__
 
 
 class LazyPackage(ModuleType):

@@ -20,6 +20,9 @@ MOVED = {
     **dict.fromkeys(
         ("pydtnn.callbacks.tensorboard", "pydtnn.callbacks.trackers"), "pydtnn.tools.trackers"
     ),
+    "pydtnn.data.__main__": "pydtnn.tools.shards.__main__",
+    "pydtnn.data.packing": "pydtnn.tools.shards.packing",
+    "pydtnn.data.shards": "pydtnn.tools.shards.reading",
     "pydtnn.comm.__main__": "pydtnn.tools.schedules.allreduce",
     **{
         f"pydtnn.comm.schedules.{name}": f"pydtnn.tools.schedules.{name}"

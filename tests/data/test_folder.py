@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.data import load_dataset, load_folder, load_shards, pack_shards
+from pydtnn.data import load_dataset, load_folder
 from pydtnn.training.examination import examine
 from pydtnn.utils.errors import AgreedError
 from tests.data.image_files import CLASSES, image, pixels_of, read_all, write_image, write_images
@@ -158,9 +158,16 @@ def test_bad_files_are_omitted_if_this_is_set(messy, caplog):
         assert part in line
     assert (len(train), len(test), train.class_names) == (18, 6, CLASSES)
     assert len(read_all(train)[0]) == 18
+
+
+@pytest.mark.tools
+def test_bad_files_are_not_packed_if_this_is_set(messy):
+    from pydtnn.tools.shards import load_shards, pack_shards
+
     packed = pack_shards(messy, messy / "../shards", skip_bad=True)
     assert [part.samples for part in packed] == [18, 6]
     shards, _ = load_shards(data_dir=messy / "../shards")
+    train, _ = load_folder(data_dir=messy, skip_bad=True)
     np.testing.assert_array_equal(read_all(shards)[0], read_all(train)[0])
 
 
@@ -187,14 +194,16 @@ def test_names_of_classes_have_one_form_of_unicode(tmp_path):
     assert load_folder(data_dir=tmp_path)[0].labels.tolist() == [0, 1, 1]
 
 
-@each("packed", [False, True])
-def test_photographs_are_turned_unless_this_is_switched_off(tmp_path, packed):
+@pytest.mark.parametrize("load", [load_folder, pytest.param("packed", marks=pytest.mark.tools)])
+def test_photographs_are_turned_unless_this_is_switched_off(tmp_path, load):
     root, metadata = write_images(tmp_path / "data"), image.Exif()
     metadata[0x0112] = 3
     pixels = np.arange(90, dtype=np.uint8).reshape(6, 5, 3)
     write_image(root / "train/ant/0.png", pixels, exif=metadata)
-    load, folder = load_folder, root
-    if packed:
+    folder = root
+    if load == "packed":
+        from pydtnn.tools.shards import load_shards, pack_shards
+
         pack_shards(root, tmp_path / "shards")
         load, folder = load_shards, tmp_path / "shards"
     for options, expected in (({}, pixels[::-1, ::-1]), ({"exif_rotation": False}, pixels)):

@@ -39,14 +39,11 @@ from pydtnn.data import (
     load_cifar100,
     load_folder,
     load_mnist,
-    load_shards,
     load_text,
-    pack_shards,
 )
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
-from pydtnn.data.shards import INDEX
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
@@ -63,6 +60,8 @@ from pydtnn.tools.perfmodel import Platform
 from pydtnn.tools.search import make_space
 from pydtnn.tools.search.lines import describe_trial
 from pydtnn.tools.search.study import JOURNAL, SharedStudy
+from pydtnn.tools.shards import load_shards, pack_shards
+from pydtnn.tools.shards.reading import INDEX
 from pydtnn.tools.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint

@@ -9,13 +9,13 @@ import pytest
 
 from pydtnn.cli.parser import Arguments
 from pydtnn.data import Tokenizer, cifar, load_folder, load_text
-from pydtnn.data.packing import verify_shards
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model.partition.plan import find_plan
 from pydtnn.saving import load
 from pydtnn.tools.interchange import import_onnx
 from pydtnn.tools.interchange.files import read_state_dict
 from pydtnn.tools.perfmodel import Platform
+from pydtnn.tools.shards import verify_shards
 from pydtnn.tools.tracing import read_traces
 from pydtnn.utils.files import (
     MIN_LIMIT,

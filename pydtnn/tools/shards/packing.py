@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from pydtnn.data.folder import TRAIN, ImageFiles, find_images
 from pydtnn.data.images import Decoder
 from pydtnn.data.order import permutation
-from pydtnn.data.shards import INDEX, TEST, Index, ShardFile, compare_shard, read_index, write_index
+from pydtnn.tools.shards.reading import (
+    INDEX,
+    TEST,
+    Index,
+    ShardFile,
+    compare_shard,
+    read_index,
+    write_index,
+)
 from pydtnn.utils.files import read_file, remove_unfinished, write_file
 from pydtnn.utils.validate import check_int
 

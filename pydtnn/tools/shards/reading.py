@@ -34,7 +34,7 @@ MAX_NUMBER = 2**62
 PART_BYTES = 4 << 20
 """Bytes of a shard that are read at once to compare it with its checksum."""
 
-REPAIR = "copy it again, or pack the images again with python -m pydtnn.data pack"
+REPAIR = "copy it again, or pack the images again with python -m pydtnn data pack"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def read_index(who: str, folder: Path) -> Index:
         content = parse_object(read_file(who, path), "it", VERSION)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{who}: {path} does not exist; specify a folder that python -m pydtnn.data pack has "
+            f"{who}: {path} does not exist; specify a folder that python -m pydtnn data pack has "
             "completed"
         ) from error
     except ValueError as error:
@@ -235,7 +235,7 @@ def load_shards(
     check: bool = True,
     exif_rotation: bool = True,
 ) -> tuple[Dataset, Dataset]:
-    """Use the shards in `data_dir` that ``python -m pydtnn.data pack`` has written.
+    """Use the shards in `data_dir` that ``python -m pydtnn data pack`` has written.
 
     The order of an epoch depends on (seed, epoch) only: shards are shuffled, and then the samples
     within each `window` of successive shards. With at most `window` shards it is that of
@@ -273,7 +273,7 @@ def load_shards(
     if test.class_names != train.class_names:
         raise ValueError(
             f"shards: {root / TEST / INDEX} must have the classes of {root / TRAIN / INDEX}, got "
-            f"{', '.join(test.class_names)!r:.200}; pack both again with python -m pydtnn.data pack"
+            f"{', '.join(test.class_names)!r:.200}; pack both again with python -m pydtnn data pack"
         )
     options: dict[str, Any] = {"window": window, "check": check_bool("shards", "check", check)}
     own = ShardedImages(decode, root / TRAIN, train, like=None, statistics=statistics, **options)

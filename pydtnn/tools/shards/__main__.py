@@ -1,4 +1,4 @@
-"""Images in shards: ``python -m pydtnn.data --help``."""
+"""Images in shards: ``python -m pydtnn data --help``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydtnn.data.packing import Packed, pack_shards, verify_shards
+from pydtnn.tools.shards.packing import Packed, pack_shards, verify_shards
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.machine import default_threads
 from pydtnn.utils.units import parse_quantity
 
 EXAMPLES = """examples:
-  python -m pydtnn.data pack pictures --output shards
-  python -m pydtnn.data verify shards
+  python -m pydtnn data pack pictures --output shards
+  python -m pydtnn data verify shards
   python -m pydtnn.train --dataset shards:image_size=224 --data-dir shards
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments; return the exit status, see `run_subcommand`."""
-    return run_subcommand("pydtnn.data", create_parser(), arguments)
+    return run_subcommand("pydtnn data", create_parser(), arguments)
 
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser, commands = subcommands("pydtnn.data", "Pack images, and verify shards.", EXAMPLES)
+    parser, commands = subcommands("pydtnn data", "Pack images, and verify shards.", EXAMPLES)
 
     command = commands.add_parser("pack", help="pack a folder of images")
     command.set_defaults(command=_pack)

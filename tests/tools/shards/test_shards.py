@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data import load_dataset, load_shards, pack_shards, verify_shards
-from pydtnn.data.__main__ import main
+from pydtnn.data import load_dataset
 from pydtnn.data.order import permutation
-from pydtnn.data.shards import INDEX, read_index
+from pydtnn.tools.shards import load_shards, pack_shards, verify_shards
+from pydtnn.tools.shards.__main__ import main
+from pydtnn.tools.shards.reading import INDEX, read_index
 from tests.data.image_files import CLASSES, pixels_of, read_all, write_image, write_images
 from tests.each import each
 
@@ -81,7 +82,7 @@ def test_a_shard_is_a_tar_file_of_images_and_classes(images, shards):
 
 
 def test_more_shards_than_files_that_may_be_open_are_read(shards, monkeypatch):
-    monkeypatch.setattr("pydtnn.data.shards.MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("pydtnn.tools.shards.reading.MAX_OPEN_FILES", 2)
     expected = read_all(load_shards(data_dir=shards)[0])[0]
     before = len(os.listdir("/proc/self/fd"))
     train, _ = load_shards(data_dir=shards)

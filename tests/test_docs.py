@@ -17,9 +17,9 @@ import pytest
 from pydtnn.__main__ import COMMANDS
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments
-from pydtnn.data import shards
 from pydtnn.saving import models
 from pydtnn.tools.completion import parser_of
+from pydtnn.tools.shards import reading as shards
 from pydtnn.tools.tracing import records
 from pydtnn.training.checkpoint import content
 from pydtnn.utils.names import foreign_names

@@ -38,8 +38,6 @@ AXES: tuple[dict[str, int], ...] = (
 )
 """Of meshes; more of those along which features exclude each other."""
 
-PLAIN = [name for name in COMPRESSORS if name != "float"]
-"""Compressors that need no options."""
 
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "chimera")
 
@@ -54,9 +52,7 @@ def draw(rng: np.random.Generator) -> dict[str, Any]:
     staged = "pipeline" in axes
     options: dict[str, Any] = {"axes": axes, "optimizer": "sgd"}
     options |= some(0.4, "optimizer", [*OPTIMIZERS]) | some(0.5, "scheme", [*SCHEMES])
-    options |= some(0.3, "compress", [name for name in COMPRESSORS if name != "float"]) | some(
-        0.2, "accumulation", [2]
-    )
+    options |= some(0.3, "compress", [*COMPRESSORS]) | some(0.2, "accumulation", [2])
     options |= some(0.4 if staged else 0.1, "micro_batches", [2, 4])
     options |= some(0.2, "sync_batch_norm", [True]) | some(0.2, "dtype", ["float64"])
     options |= some(0.5, "pipeline_schedule", SCHEDULES) if staged else {}

@@ -211,7 +211,7 @@ WAYS = [
     ("", f"--scheme={OWN}:FailsInACollective", "rank 1: allreduce: expected a "),
     ("", f"--scheme={OWN}:FailsToReceive", "rank 1: recv: expected a message of 792 bytes"),
     ("kill", "", "rank 1: terminated unexpectedly; it crashed, was killed or called os._exit"),
-    ("kill", "--scheme=parameter_server", "rank 1: terminated unexpectedly; it crashed"),
+    ("kill", "--scheme=sharded", "rank 1: terminated unexpectedly; it crashed"),
 ]
 """What a model does, an option, and what is told."""
 

@@ -34,7 +34,6 @@ COMPRESSORS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "none": (None, {}),
     "float16": ("float16", {}),
     "bfloat16": ("bfloat16", {}),
-    "float-4-3": ("float", {"exponent": 4, "mantissa": 3}),
     "int8": ("int8", {}),
     "top_k-1%": ("top_k", {"share": 0.01}),
     "random_k-25%": ("random_k", {"share": 0.25}),

@@ -7,12 +7,12 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pydtnn.data import CutMix, Mixing, Mixup
-from pydtnn.model.formats import Formats, read_formats
+from pydtnn.model.formats import read_formats
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.training.capabilities import FEATURES, Feature, conflicts
 from pydtnn.utils import plain_yaml
@@ -663,23 +663,11 @@ class TrainConfig(
                 f"train: --warmup-epochs must be below --epochs {self.epochs}, got "
                 f"{self.warmup_epochs:g}; shorten the warm-up or increase --epochs"
             )
-        read_formats(self.model_formats, self.dtype, self.device)
+        read_formats(self.formats, self.dtype, self.device)
         self.check_intervals()
         self.traced_steps()
         read_axes(self.parallel)
         check_combinations(self)
-
-    @property
-    def model_formats(self) -> Formats | None:
-        """The formats besides that of messages; None if there are none."""
-        if self.formats is None:
-            return None
-        return replace(Formats.parse(self.formats), messages=None)
-
-    @property
-    def message_format(self) -> dict[str, Any]:
-        """The options of the compressor "float" of which `formats` consists; empty without."""
-        return {} if self.formats is None else Formats.parse(self.formats).message_options
 
     @property
     def saves_weights(self) -> bool:
@@ -771,7 +759,6 @@ EXCLUDES = {
         "--loader-threads !0": "omit it, as batches are made when they are needed",
     },
     "--survive": {"--device cuda": HOST, "--virtual-ranks": OMIT},
-    "--compress": {"--formats messages": OMIT},
     "--checkpoint-every": {"--checkpoint-every epochs or --checkpoint-every steps": OMIT},
     "--comm cuda_aware": {"--allreduce !vendor": "omit one, as it sums in host memory"},
     "--plan": {"--parallel auto": OMIT},

@@ -108,13 +108,10 @@ def describe_run(config: TrainConfig, axes: Mapping[str, int], data: Mapping[str
         "optimizer_options": {"lr": 0.01, **optimizer_numbers(config, rule), **rule_options},
         "freeze": tuple(names_in(config.freeze)),
         "tuning": config.tuning or ("fixed" if config.exact else None),
-        "formats": config.model_formats,
         **recomputation(config),
     }
     if (copies := without_shard(read_axes(config.parallel))[1]) is not None:
         converted["scheme_options"] = {"copies": copies, **config.scheme_options}
-    if config.message_format:
-        converted |= {"compress": "float", "compress_options": config.message_format}
     return Workload(axes=axes, **{n: getattr(config, n) for n in same} | converted, **data)
 
 
@@ -161,7 +158,7 @@ def check_exchange(config: TrainConfig) -> None:
         require_parameter(found, "overlap", "--scheme overlap")
     if SHARD in read_axes(config.parallel):
         require_parameter(found, "copies", "--parallel shard")
-    if config.exact or config.compress is not None or config.message_format:
-        require_parameter(found, "sums", "--compress, --exact and --formats messages")
+    if config.exact or config.compress is not None:
+        require_parameter(found, "sums", "--compress and --exact")
     if config.compress is not None:
         find(config, "compress")

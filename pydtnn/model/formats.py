@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Deferred
-from pydtnn.kernels.number_format import CHANNEL, Rounding
+from pydtnn.kernels.number_format import Rounding
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import Noise, stream
 from pydtnn.layers.base import Layer, StepContext
@@ -43,9 +43,6 @@ class Formats:
         The gradients of the outputs of those layers, as their backward pass receives them.
     optimizer : Rounding, optional
         The state of the optimizer, after each update.
-    messages : Rounding, optional
-        Gradients of parameters that ranks exchange. Not those of a `Model`, but of a scheme:
-        ``AllReduce(comm, sums=create_sums("float", **formats.message_options))``.
 
     Raises
     ------
@@ -56,7 +53,6 @@ class Formats:
     weights: Rounding | None = None
     gradients: Rounding | None = None
     optimizer: Rounding | None = None
-    messages: Rounding | None = None
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights.stochastic:
@@ -64,22 +60,6 @@ class Formats:
                 "formats: weights are copies of float32 values, whose errors do not accumulate; "
                 "round them to nearest, without stochastic"
             )
-        if self.messages is not None and self.messages.scale == CHANNEL:
-            raise ValueError(
-                "formats: messages are flat, without channels; use a block such as :32"
-            )
-
-    @property
-    def message_options(self) -> dict[str, Any]:
-        """The options of the compressor "float" for `messages`; empty without."""
-        if self.messages is None:
-            return {}
-        form, scale, random = self.messages.form, self.messages.scale, self.messages.stochastic
-        return {
-            **{"exponent": form.exponent, "mantissa": form.mantissa, "finite": form.finite},
-            **{"scaled": scale is not None, "stochastic": random},
-            **({"block": scale} if isinstance(scale, int) else {}),
-        }
 
     @classmethod
     def parse(cls, text: str) -> Formats:
@@ -99,7 +79,8 @@ class Formats:
             if use not in known or use in given:
                 raise ValueError(
                     f"formats: expected each of {', '.join(known)} at most once, with a format, "
-                    f"such as activations=e4m3fn,weights=e2m1:32, got {text!r}"
+                    f"such as activations=e4m3fn,weights=e2m1:32, got {text!r}; for messages, use "
+                    "a compressor such as int8"
                 )
             try:
                 given[use] = Rounding.parse(form)
@@ -121,11 +102,6 @@ def read_formats(given: Formats | str | None, dtype: Any, device: str) -> Format
     if np.dtype(dtype) != np.float32:
         raise ValueError(f"Model: formats require dtype float32, got {dtype}; omit one of them")
     formats = Formats.parse(given) if isinstance(given, str) else given
-    if formats.messages is not None:
-        raise ValueError(
-            "Model: messages are those of a scheme, got a format of them; use "
-            'AllReduce(comm, sums=create_sums("float", **formats.message_options))'
-        )
     random = any(r.stochastic for r in vars(formats).values() if r is not None)
     if random and device == "cuda":
         raise ValueError("Model: stochastic formats require the device cpu or numpy, got cuda")

@@ -184,7 +184,7 @@ FEATURES = {
     ),
     "compression": Feature(
         lambda setup: setup.exchange.sums.shards is None and type(setup.exchange.sums) is not Sums,
-        "--compress or --formats messages",
+        "--compress",
         {"scheme without sums": NO_SUMS},
     ),
     "norm of divided exact gradients": Feature(

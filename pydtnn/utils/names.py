@@ -81,7 +81,8 @@ def unknown(kind: str, name: str, choices: Iterable[str], also: Iterable[str] = 
     "unknown value of --device 'gpu'; use 'cuda'"
     """
     choices = [*choices]
-    hint = answer("values", name) or _nearest(name, [*also, *choices])
+    hint = answer("removed", f"{kind} {name}") or answer("values", name)
+    hint = hint or _nearest(name, [*also, *choices])
     if not hint and choices:
         hint = f"; choose one of {', '.join(map(repr, sorted(choices)))}"
     return f"unknown {kind} {name!r}{hint or '; there is none to choose from'}"
@@ -151,7 +152,7 @@ def module_getattr(module: str, homes: Mapping[str, str] | None = None) -> Calla
             if same and name[0].isupper() and (place, same[0]) != (module, name):
                 return getattr(import_module(place), same[0])
             names |= public
-        hint = answer("names", name) or _nearest(name, sorted(names))
+        hint = answer("removed", name) or answer("names", name) or _nearest(name, sorted(names))
         raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
     return __getattr__

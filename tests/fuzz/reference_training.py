@@ -222,30 +222,6 @@ def slow_momentum(ranks: Ranks, grads: Array, counts: Array) -> None:
         ranks.samples[:] = 0
 
 
-def gradient_push(ranks: Ranks, grads: Array, counts: Array) -> None:
-    """A column of the matrix is what a rank divides among its targets and itself."""
-    size, step = len(grads), ranks.steps
-    powers = [1 << k for k in range(10) if 1 << k < size]
-    hops = {
-        "random": [[h] for h in np.random.default_rng(step).integers(1, max(size, 2), size)],
-        "ring": [{1 % size, -1 % size} - {0}] * size,
-        "complete": [range(1, size)] * size,
-        "exponential": [powers] * size,
-        "one_peer": [[powers[step % len(powers)]] if powers else []] * size,
-    }[ranks.options["graph"]]
-    matrix = np.eye(size)
-    for rank, own in enumerate(hops if size > 1 else ()):
-        for hop in own:
-            matrix[(rank + hop) % size, rank] = 1
-    matrix /= matrix.sum(axis=0)
-    weights = ranks.memory.get("weights", np.ones(size))
-    ranks.w = ranks.w * weights[:, None]
-    ranks.apply(grads * (size / counts.sum()))
-    weights = ranks.memory["weights"] = matrix @ weights
-    ranks.w = matrix @ ranks.w / weights[:, None]
-    ranks.samples[:] = weights
-
-
 def elastic(ranks: Ranks, grads: Array, counts: Array) -> None:
     if ranks.steps % ranks.options["period"] == 0:
         pulls = ranks.options["beta"] / len(grads) * (ranks.w - ranks.centre)
@@ -265,18 +241,6 @@ def gossip(ranks: Ranks, grads: Array, counts: Array) -> None:
     }[ranks.options["graph"]]
     heard = [ranks.w] + [np.roll(ranks.w, hop, axis=0) for hop in hops]
     ranks.w = np.mean(heard, axis=0)
-    ranks.samples[:] = 1
-
-
-def stale_synchronous(ranks: Ranks, grads: Array, counts: Array) -> None:
-    """Own updates at once, those of others later; `waiting` has the updates of all ranks."""
-    before, size = ranks.w, len(grads)
-    ranks.apply(grads * (size / counts.sum()))
-    ranks.waiting.append((ranks.w - before) / size)
-    ranks.w = before + ranks.waiting[-1]
-    if len(ranks.waiting) > ranks.options["staleness"]:
-        late = ranks.waiting.pop(0)
-        ranks.w = ranks.w + (late.sum(axis=0) - late)
     ranks.samples[:] = 1
 
 
@@ -345,30 +309,9 @@ def dgc(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.apply([total] * len(grads))
 
 
-def ok_topk(ranks: Ranks, grads: Array, counts: Array) -> None:
-    """Values above a threshold of each rank, whose sums are above another one."""
-    memory, ends = ranks.memory, np.cumsum(ranks.options.get("sizes", [len(grads[0])]))
-    kept = memory["kept"] = memory.get("kept", 0) + grads / counts.sum()
-    total = np.zeros_like(grads[0])
-    for index, part in enumerate(np.split(np.arange(len(total)), ends[:-1])):
-        k, own = int(np.ceil(ranks.options["share"] * len(part))), kept[:, part]
-        if ranks.steps % ranks.options["renew"] == 0:
-            memory["limits", index] = np.sort(abs(own))[:, -k]
-        sent = np.where(abs(own) >= memory["limits", index][:, None], own, 0)
-        sums = sum(sent)
-        if ranks.steps % ranks.options["renew"] == 0:
-            others = np.sort(abs(sums[sums != 0]))
-            memory["limit", index] = others[-k] if len(others) >= k else 0
-        total[part] = np.where(abs(sums) >= memory["limit", index], sums, 0)
-        own[(sent != 0) & (total[part] != 0)] = 0
-        kept[:, part] = own
-    ranks.apply([total] * len(grads))
-
-
 COMPRESSED: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "sign_vote": sign_vote,
     "dgc": dgc,
-    "ok_topk": ok_topk,
 }
 """The same of all-reduce with a compressor; `sizes` are the lengths of buckets, by default one."""
 
@@ -378,7 +321,6 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "sharded_gradients": summed,
     "sharded_parameters": summed,
     "hierarchical": summed,
-    "parameter_server": summed,
     "stale": stale,
     "local_sgd": local,
     "post_local_sgd": local,
@@ -388,8 +330,6 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "elastic": elastic,
     "one_bit_adam": one_bit_adam,
     "gossip": gossip,
-    "gradient_push": gradient_push,
-    "stale_synchronous": stale_synchronous,
 }
 """One step of all ranks, of the gradients of their summed losses and their numbers of samples."""
 

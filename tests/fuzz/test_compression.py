@@ -47,7 +47,7 @@ def draw_compressor(rng: Rng) -> tuple[str, Callable[[Communicator], CompressedS
     """Return a name, and what makes the sums of a rank."""
     feedback, seed = bool(rng.integers(2)), int(rng.integers(5))
     more: dict[str, Any] = {"feedback": feedback, "seed": seed}
-    names = ["float16", "bfloat16", "float", "int8", "sign", "top_k", "random_k"]
+    names = ["float16", "bfloat16", "int8", "sign", "top_k", "random_k"]
     name = str(rng.choice([*names, "threshold", "head"]))
     if name == "threshold":
         return name, threshold(10 ** rng.uniform(-4, 0), **more)
@@ -56,9 +56,6 @@ def draw_compressor(rng: Rng) -> tuple[str, Callable[[Communicator], CompressedS
         return name, head(rng.random(), varies=kind == "varies", adds=kind == "adds", **more)
     if name == "float16":
         more["scale"] = 2.0 ** int(rng.integers(-8, 9))
-    elif name == "float":
-        more["exponent"], more["mantissa"] = int(rng.integers(2, 9)), int(rng.integers(1, 23))
-        more["scaled"] = bool(rng.integers(2))
     elif name in ("int8", "sign"):
         more["block"] = int(rng.choice([1, 3, 64, 512]))
     elif name in ("top_k", "random_k"):

@@ -72,7 +72,6 @@ class Drawn:
             "after": int(rng.integers(0, 6)),
             "beta": float(rng.uniform(0.1, 1.0)),
             "delay": int(rng.integers(0, 4)),
-            "staleness": int(rng.integers(0, 4)),
             "rate": float(rng.uniform(0.2, 1.0)),
             "momentum": float(rng.uniform(0.0, 0.6)),
             "mixing": float(rng.uniform(0.0, 0.9)),

@@ -10,7 +10,7 @@ from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import Hierarchical, ParameterServer
+from pydtnn.parallel.schemes import Hierarchical
 from pydtnn.utils.option import option
 from pydtnn.utils.request import Request
 from tests.each import each
@@ -18,7 +18,7 @@ from tests.parallel.schemes.course import fit, trainer_of
 from tests.small_training import small_fit, small_trainer
 
 
-@each("scheme", [AllReduce, Hierarchical, ParameterServer])
+@each("scheme", [AllReduce, Hierarchical])
 def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme):
     class Some(scheme):
         def bucket_ready(self, bucket: Any) -> None:

@@ -92,8 +92,6 @@ def chosen(options: str) -> dict[str, Any]:
         usual = {int: 7, float: 0.5, str: "3", dict: {"a": 1}, bool: True}[own.kind]
         special = {"parallel": "pipeline=2", "checkpoint_every": "7 steps"}
         value = value if value[:1] not in ("", "!") else special.get(own.name, usual)
-        if own.name == "formats":
-            value = "messages=e4m3fn"
         values |= {own.name: own.kind(value)}
         if own.label in NEEDS:
             values = chosen(NEEDS[own.label].partition("; ")[0]) | values

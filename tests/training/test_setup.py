@@ -58,7 +58,7 @@ def test_an_optimizer_begins_anew_in_a_second_training(name):
 
 @pytest.mark.few(6)
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
+@pytest.mark.parametrize("name", [*SCHEMES, *COMPRESSORS])
 def test_a_scheme_begins_anew_in_a_second_training(comm, name):
     def fit(exchange: Any, seed: int) -> Trainer:
         optimizer = AdamW() if isinstance(exchange, OneBitAdam) else SGD(0.1, momentum=0.9)

@@ -1,7 +1,7 @@
 """Gradient compression by name.
 
-`Compressor` is built from two functions; published methods are in `floats`, `quantised`, `sparse`,
-`ok_topk` and `low_rank`.
+`Compressor` is built from two functions; published methods are in `floats`, `quantised`, `sparse`
+and `low_rank`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context
 from pydtnn.parallel.sums import Sums
-from pydtnn.utils.lazy import Named, lazy
+from pydtnn.utils.lazy import Named, homes, lazy
 from pydtnn.utils.registry import Registry
 
 if TYPE_CHECKING:
-    from pydtnn.parallel.compression.floats import any_float as any_float
     from pydtnn.parallel.compression.floats import bfloat16 as bfloat16
     from pydtnn.parallel.compression.floats import float16 as float16
     from pydtnn.parallel.compression.low_rank import PowerSGD as PowerSGD
     from pydtnn.parallel.compression.low_rank import power_sgd as power_sgd
-    from pydtnn.parallel.compression.ok_topk import OkTopk as OkTopk
-    from pydtnn.parallel.compression.ok_topk import ok_topk as ok_topk
     from pydtnn.parallel.compression.quantised import int8 as int8
     from pydtnn.parallel.compression.quantised import sign as sign
     from pydtnn.parallel.compression.quantised import sign_vote as sign_vote
@@ -31,35 +28,23 @@ if TYPE_CHECKING:
     from pydtnn.parallel.compression.sparse import random_k as random_k
     from pydtnn.parallel.compression.sparse import top_k as top_k
 
-__all__ = [
-    "COMPRESSORS",
-    "CompressedSums",
-    "Compressor",
-    "Context",
-    "OkTopk",
-    "PowerSGD",
-    "create_sums",
-]
-
 COMPRESSORS = Named(
     __name__,
     {
         "float16": "float16",
         "bfloat16": "bfloat16",
-        "float": "any_float",
         "int8": "int8",
         "top_k": "top_k",
         "random_k": "random_k",
         "sign": "sign",
         "sign_vote": "sign_vote",
         "dgc": "dgc",
-        "ok_topk": "ok_topk",
         "power_sgd": "power_sgd",
     },
 )
 """Compressors by name on the command line."""
 
-ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "oktopk": "ok_topk", "randomk": "random_k"}
+ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
 
 COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     "compressor",
@@ -68,7 +53,7 @@ COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     "a Compressor, or a class or function that returns one",
     ALIASES,
 )
-"""PowerSGD and Ok-Topk are no `Compressor`; their options are bound by `partial`."""
+"""PowerSGD is no `Compressor`; its options are bound by `partial`."""
 
 
 def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Communicator], Sums]:
@@ -97,3 +82,11 @@ def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Com
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = lazy(__name__)
+    __all__ = [
+        "COMPRESSORS",
+        "CompressedSums",
+        "Compressor",
+        "Context",
+        "create_sums",
+        *homes(__name__),
+    ]

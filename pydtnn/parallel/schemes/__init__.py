@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from pydtnn.parallel.schemes.local_sgd import LocalSGD as LocalSGD
     from pydtnn.parallel.schemes.local_sgd import PostLocalSGD as PostLocalSGD
     from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam as OneBitAdam
-    from pydtnn.parallel.schemes.parameter_server import ParameterServer as ParameterServer
-    from pydtnn.parallel.schemes.push_sum import GradientPush as GradientPush
     from pydtnn.parallel.schemes.sharded import Partition as Partition
     from pydtnn.parallel.schemes.sharded import ShardedOptimizer as ShardedOptimizer
     from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients as ShardedGradients
     from pydtnn.parallel.schemes.sharded_parameters import ShardedParameters as ShardedParameters
     from pydtnn.parallel.schemes.slow_momentum import SlowMo as SlowMo
     from pydtnn.parallel.schemes.stale import StaleGradients as StaleGradients
-    from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous as StaleSynchronous
 
 SCHEMES = Named(
     __name__,
@@ -47,11 +44,8 @@ SCHEMES = Named(
         "one_bit_adam": "OneBitAdam",
         "elastic": "ElasticAveraging",
         "gossip": "Gossip",
-        "gradient_push": "GradientPush",
         "stale": "StaleGradients",
-        "stale_synchronous": "StaleSynchronous",
         "hierarchical": "Hierarchical",
-        "parameter_server": "ParameterServer",
     },
 )
 """Schemes by name on the command line."""

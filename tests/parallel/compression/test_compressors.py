@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Serial, run_threads
-from pydtnn.kernels import create_backend
-from pydtnn.kernels.number_format import NumberFormat, Rounding
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
-from pydtnn.parallel.compression.floats import CodedFormat
 from tests.each import each
 
 SIZES = [1, 2, 101, 512]
@@ -22,7 +19,6 @@ REALS = ["float32", "float64"]
 ALL: dict[str, dict[str, Any]] = {
     "float16": {},
     "bfloat16": {},
-    "float": {"exponent": 4, "mantissa": 3},
     "int8": {"block": 64},
     "top_k": {"share": 0.1},
     "random_k": {"share": 0.1},
@@ -74,17 +70,6 @@ def test_short_floats_are_the_nearest(size, dtype, rng):
     for name, kind in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         if dtype == "float32":  # from float64, ml_dtypes rounds twice
             np.testing.assert_array_equal(sent(compressor(name), x), x.astype(kind).astype(dtype))
-    form = CodedFormat(6, 6)
-    plain = compressor("float", exponent=6, mantissa=6, scaled=False)
-    np.testing.assert_array_equal(sent(plain, x), form.decode(form.encode(x), x.dtype))
-
-
-@each("factor", [1e-36, 1e-12, 1.0, 1e37])
-def test_a_scaled_format_fits_gradients_of_any_size(factor, rng):
-    x = (rng.uniform(-8, 8, 999) * factor).astype("float32")
-    y = sent(compressor("float", exponent=4, mantissa=3), x)
-    # Half a unit of the mantissa, and of subnormal numbers, which end 2**-14 below the top.
-    assert (np.abs(y - x) <= np.maximum(np.abs(x) / 16, np.abs(x).max() / 2**14)).all()
 
 
 def test_a_factor_keeps_small_gradients_in_float16(rng):
@@ -188,9 +173,8 @@ def test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it(rng):
         ("int8", {"block": 0}, "int8: block must be at least 1, got 0"),
         ("sign", {"block": -1}, "sign: block must be at least 1, got -1"),
         ("float16", {"scale": 0}, "float16: scale must be at least 1e-30"),
-        ("float", {"exponent": 5}, "float: missing a required argument: 'mantissa'"),
-        ("float", {"exponent": 9, "mantissa": 3}, "exponent must be at most 8"),
-        ("float", {"exponent": 5, "mantissa": 23}, "mantissa must be at most 22"),
+        ("float", {}, "unknown compressor 'float'; removed: use 'bfloat16' or 'int8'"),
+        ("ok_topk", {}, "unknown compressor 'ok_topk'; removed: use 'top_k'"),
         ("power_sgd", {"rank": 0}, "power_sgd: rank must be at least 1, got 0"),
         ("topk2", {}, "unknown compressor 'topk2'; did you mean"),
     ],
@@ -198,40 +182,6 @@ def test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it(rng):
 def test_mistakes_are_refused_in_a_sentence(name, options, words):
     with pytest.raises((TypeError, ValueError), match=words):
         create_sums(name, **options)
-
-
-@each("name", ["e2m1", "e4m3fn", "e5m2", "e4m3"])
-@each("block", [None, 2, 32])
-def test_floats_in_blocks_have_the_numbers_of_the_kernel_that_rounds(name, block, rng):
-    form = NumberFormat.parse(name)
-    options = {"exponent": form.exponent, "mantissa": form.mantissa, "finite": form.finite}
-    x = values(1009, "float32", rng)
-    found = sent(compressor("float", block=block, **options), x)
-    expected = np.empty((1, x.size), "float32")
-    rounding = Rounding(form, block or "array")
-    rounding.apply(create_backend("numpy"), x[None], out=expected)
-    np.testing.assert_array_equal(found, expected[0])
-
-
-@each("block", [None, 16])
-def test_random_floats_have_no_bias_and_repeat(block, rng):
-    options = {"exponent": 2, "mantissa": 1, "finite": True, "stochastic": True}
-    one, x = compressor("float", block=block, **options), np.full(4096, 0.7, "float32")
-    x[::16] = 1.0
-    found = sent(one, x)
-    np.testing.assert_array_equal(found, sent(one, x))
-    rest = np.delete(found, slice(None, None, 16))
-    assert set(rest) == {np.float32(0.5), np.float32(0.75)}
-    assert abs(rest.mean() - 0.7) < 4 * 0.25 / (2 * len(rest) ** 0.5)  # four standard errors
-
-
-@each("bad", [np.inf, np.nan])
-def test_a_block_that_is_not_finite_stays_so(bad):
-    x = np.arange(8, dtype="float32")
-    x[1] = bad
-    found = sent(compressor("float", exponent=2, mantissa=1, finite=True, block=4), x)
-    assert np.isnan(found[:4]).all()
-    assert np.isfinite(found[4:]).all()
 
 
 def test_messages_have_the_bytes_that_the_manual_states_for_the_defaults(rng):

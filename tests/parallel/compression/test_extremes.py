@@ -20,13 +20,10 @@ from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradie
 ALL: list[tuple[str, dict[str, Any]]] = [
     *((name, {"feedback": True}) for name in ("float16", "bfloat16")),
     ("float16", {"scale": 1024.0}),
-    ("float", {"exponent": 4, "mantissa": 3}),
-    ("float", {"exponent": 5, "mantissa": 2, "scaled": False, "feedback": True}),
-    ("float", {"exponent": 8, "mantissa": 9, "scaled": False}),
     *((name, {"block": 64, "feedback": f}) for name in ("int8", "sign") for f in (False, True)),
     *((name, {"feedback": f}) for name in ("top_k", "random_k") for f in (False, True)),
     ("sign", {"block": 64, "served": True}),
-    *(("sign_vote", {}), ("dgc", {"share": 0.05}), ("ok_topk", {"share": 0.05, "renew": 4})),
+    *(("sign_vote", {}), ("dgc", {"share": 0.05})),
     *(("power_sgd", {"rank": rank}) for rank in (1, 2)),
 ]
 
@@ -84,7 +81,7 @@ def test_what_is_finite_stays_so_however_large_or_small(comm, case, dtype):
 
 
 @each("factor", [1e-45, 1e-43, 1e-40, 1e-37, 1e37])
-@each("name", ["int8", "float", "sign", "top_k", "power_sgd"])
+@each("name", ["int8", "sign", "top_k", "power_sgd"])
 def test_gradients_of_any_size_arrive(name, factor):
     """All of one size, within what a compressor loses of ordinary gradients."""
     case = next(case for case in ALL if case[0] == name)
@@ -94,9 +91,8 @@ def test_gradients_of_any_size_arrive(name, factor):
     sums.start(bucket).wait()
     kept = bucket.grads != 0
     assert kept.any()
-    rtol = 2.0**-4 if name == "float" else 1e-6  # half a unit of 3 bits of mantissa, or rounding
     # Subnormal numbers are multiples of 1.4e-45, which the compressor rounds to.
-    np.testing.assert_allclose(bucket.grads[kept], sent[kept], rtol=rtol, atol=3e-45)
+    np.testing.assert_allclose(bucket.grads[kept], sent[kept], rtol=1e-6, atol=3e-45)
 
 
 @pytest.mark.threads(1, 2)

@@ -20,7 +20,6 @@ SMALL = 1 << 9
 ALL: list[tuple[str, dict[str, Any]]] = [
     ("float16", {}),
     ("bfloat16", {"feedback": True}),
-    ("float", {"exponent": 5, "mantissa": 6}),
     ("int8", {"block": 64}),
     ("int8", {"block": 64, "feedback": True}),
     ("top_k", {"share": 0.1}),
@@ -252,7 +251,6 @@ def test_the_bytes_on_the_wire_are_those_of_the_parts(comm):
         (("int8", {"block": 64}), others * (blocks * 4 + n)),
         (("top_k", {"share": 0.1}), others * 8 * -(-n // 10)),
         (("sign", {"block": 64}), others * (-(-n // 8) + blocks * 4)),
-        (("float", {"exponent": 5, "mantissa": 6}), others * (-(-12 * n // 8) + 2)),
         (("random_k", {"share": 0.1}), share * 4 * -(-n // 10)),
         (("float16", {}), share * 2 * n),
     ):

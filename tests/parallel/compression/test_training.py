@@ -23,13 +23,11 @@ from tests.each import each
 OPTIONS: dict[str, dict[str, Any]] = {
     "float16": {},
     "bfloat16": {},
-    "float": {"exponent": 4, "mantissa": 3},
     "int8": {},
     "top_k": {"share": 0.05},
     "random_k": {"share": 0.3},
     "sign": {"block": 16},
     "sign_vote": {},
-    "ok_topk": {"share": 0.05, "renew": 4},
     "dgc": {"share": 0.05, "momentum": 0.5, "warm_up": 4},
     "power_sgd": {"rank": 1},
 }
@@ -91,7 +89,7 @@ def test_power_sgd_of_full_rank_is_plain_training(comm):
 
 
 WAYS = [  # of exchanging
-    *((AllReduce, name) for name in COMPRESSORS if name not in ("bfloat16", "float")),
+    *((AllReduce, name) for name in COMPRESSORS if name != "bfloat16"),
     *((ShardedOptimizer, "sign"), (StaleGradients, "power_sgd")),
 ]
 

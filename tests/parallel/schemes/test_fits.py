@@ -23,7 +23,6 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("allreduce", {}, "power_sgd"),
     ("sharded", {}, "sign"),
     ("hierarchical", {}, None),
-    ("parameter_server", {}, None),
     ("stale", {"delay": 1}, None),
     ("stale", {"delay": 3}, "top_k"),
 ]

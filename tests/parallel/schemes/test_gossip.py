@@ -7,12 +7,10 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import averaged
-from pydtnn.parallel.schemes import Gossip, GradientPush
+from pydtnn.parallel.schemes import Gossip
 from pydtnn.parallel.schemes.gossip import GRAPHS
 from tests.each import each
 from tests.parallel.schemes.course import (
-    all_values,
     assert_close,
     simulate,
     train,
@@ -63,18 +61,6 @@ def test_it_is_steps_followed_by_averages_with_neighbours(comm, graph):
         w[:] = matrix(graph, comm.size, number) @ (w - 0.2 * grads(scale))
 
     assert_close(train(Gossip(comm, graph=graph), SGD(0.2)), simulate(comm.size, 3, step))
-
-
-@pytest.mark.threads(3)
-def test_pushed_parameters_are_averaged_by_their_weights(comm):
-    exchange = GradientPush(comm)
-    trainer = trainer_of(exchange, SGD(0.0))
-    exchange.start(trainer.model.buckets)
-    exchange.weight = comm.rank + 0.5
-    trainer.model.buffers[0].values[:] += comm.rank
-    expected = np.average(all_values(comm, trainer), axis=0, weights=[0.5, 1.5, 2.5])
-    with averaged(exchange):
-        np.testing.assert_allclose(trainer.model.buffers[0].values, expected, rtol=1e-12)
 
 
 @each(("graph", "neighbours"), [("ring", 2), ("exponential", 3), ("one_peer", 1), ("complete", 5)])

@@ -8,7 +8,7 @@ import pytest
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.layers import Linear
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.schemes import ParameterServer, ShardedOptimizer
+from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.parallel.schemes.sharded import level
 from tests.each import each
 from tests.parallel.schemes.course import fit, trainer_of
@@ -25,13 +25,12 @@ def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng):
         assert set(np.cumsum(counts)) <= set(places)
 
 
-@each("scheme", [ShardedOptimizer, ParameterServer])
 @each("after", [0, 1])
-def test_parts_of_another_model_are_refused_on_every_rank(scheme, after):
+def test_parts_of_another_model_are_refused_on_every_rank(after):
     """One exchange for two trainers: the later one's optimizer has made other parts."""
 
     def rank(comm: Communicator) -> None:
-        exchange = scheme(comm)
+        exchange = ShardedOptimizer(comm)
         first = trainer_of(exchange, SGD(0.1))
         fit(first, after)
         second = trainer_of(exchange, SGD(0.1), net=Linear(3))

@@ -14,7 +14,7 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import Gossip, LocalSGD, StaleSynchronous
+from pydtnn.parallel.schemes import Gossip, LocalSGD
 from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.training import LocalNotFiniteError
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
@@ -120,16 +120,6 @@ def test_gossip_delays_neighbours_and_their_neighbours_one_step_later():
     distance = np.minimum(distance, RANKS - distance)
     for step in range(STEPS - 1):  # the last one sums the losses
         expected = (distance <= step - slept) & (step > slept)
-        np.testing.assert_array_equal(late[:, step], expected, err_msg=f"step {step}")
-
-
-def test_a_rank_that_is_stale_synchronous_waits_when_it_is_staleness_steps_ahead():
-    slept = 2
-    late = late_after(StaleSynchronous, RANKS - 1, slept)
-    for step in range(STEPS - 1):  # the last one sums the losses
-        # the update of step slept + 1 is late, and used by the others `staleness` steps later
-        expected = np.full(RANKS, step > slept + StaleSynchronous.staleness.default)
-        expected[-1] = step > slept
         np.testing.assert_array_equal(late[:, step], expected, err_msg=f"step {step}")
 
 

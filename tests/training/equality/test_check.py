@@ -19,7 +19,6 @@ from pydtnn.parallel.compression import PowerSGD
 from pydtnn.parallel.schemes import (
     AllReduce,
     LocalSGD,
-    ParameterServer,
     ShardedOptimizer,
     StaleGradients,
 )
@@ -181,7 +180,6 @@ def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_chan
         {"scheme": ShardedOptimizer},
         {"sums": PowerSGD},
         {"sync_batch_norm": True, "optimizer": lambda: Adam(0.01)},
-        {"scheme": ParameterServer},
     ],
 )
 def test_equal_ranks_train_as_without_the_check(options):

@@ -10,10 +10,10 @@ import argparse
 
 from pydtnn import Model, Trainer, create_communicator
 from pydtnn.data import Tokenizer, load_text
-from pydtnn.model import generate
 from pydtnn.models import gpt
 from pydtnn.optimizers import AdamW
 from pydtnn.parallel.schemes import create_scheme
+from pydtnn.tools.generation import generate
 
 parser = argparse.ArgumentParser(description="Train a small GPT and let it continue a text.")
 parser.add_argument("text", nargs="?", help="file or folder; default: Python's standard library")

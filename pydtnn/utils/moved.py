@@ -32,6 +32,7 @@ MOVED = {
     "pydtnn.comm.schedules.flows": "pydtnn.tools.perfmodel.engine.flows",
     "pydtnn.comm.schedules.network": "pydtnn.tools.perfmodel.network",
     "pydtnn.comm.schedules.picture": "pydtnn.tools.schedules.allreduce_picture",
+    "pydtnn.model.generation": "pydtnn.tools.generation",
     "pydtnn.model.pipeline.__main__": "pydtnn.tools.schedules.pipeline",
     "pydtnn.model.pipeline.picture": "pydtnn.tools.schedules.pipeline_picture",
     "pydtnn.model.whole": "pydtnn.model.full_arrays",
@@ -54,13 +55,14 @@ MOVED = {
 """Modules and packages by their former name; of two that match, the first."""
 
 RENAMED = {
+    "pydtnn.model": {"generate": "pydtnn.tools.generation.generate"},
     "pydtnn.layers.blocks": {"Graph": "GraphBuilder"},
     "pydtnn.comm.schedules": {"Step": "MessageStep"},
     "pydtnn.tools.perfmodel.search": {"Option": "UnitOption"},
     "pydtnn.tools.report": {"Run": "RunView"},
     "pydtnn.tools.tracing.analysis": {"Part": "PathPart", "Segment": "PathSegment"},
 }
-"""Public classes of packages by their former names."""
+"""Public names of packages by their former names."""
 
 
 class Moved:
@@ -112,8 +114,8 @@ def renamed(package: str) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if name not in RENAMED[package]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        new = RENAMED[package][name]
-        warn(f"{package}.{name} is now {new}", DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[package], new)
+        home, _, new = RENAMED[package][name].rpartition(".")
+        warn(f"{package}.{name} is now {RENAMED[package][name]}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(home or package), new)
 
     return __getattr__

@@ -17,6 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pydtnn.utils.moved import RENAMED, renamed
+
 MIN_CONTAINED = 4
 """Length of names from which one that contains another is suggested for it, and the reverse."""
 
@@ -140,6 +142,8 @@ def module_getattr(module: str, homes: Mapping[str, str] | None = None) -> Calla
             return value
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name in RENAMED.get(module, ()):
+            return renamed(module)(name)
         if _is_module(module, name):
             return import_module(f"{module}.{name}")
         home, _, ours = foreign_names()["aliases"].get(key_of(name), "").rpartition(".")

@@ -35,10 +35,12 @@ def test_a_command_with_a_former_name_is_executed():
 
 
 @each("package", RENAMED)
-def test_a_former_name_of_a_class_is_the_class_of_today(package):
+def test_a_former_name_of_a_member_is_that_of_today(package):
     module = import_module(package)
     for former, name in RENAMED[package].items():
+        home, _, own = name.rpartition(".")
+        expected = getattr(import_module(home or package), own)
         with pytest.warns(DeprecationWarning, match=f"{package}.{former} is now {name}"):
-            assert getattr(module, former) is getattr(module, name)
+            assert getattr(module, former) is expected
     with pytest.raises(AttributeError, match="no attribute 'Stop'"):
         _ = module.Stop

@@ -10,10 +10,10 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.layers import Embedding, Linear, MultiHeadAttention, Sequential
-from pydtnn.model import Model, generate
-from pydtnn.model.generation import Cached, draw
+from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.tools.generation import Cached, draw, generate
 from tests.each import each
 
 TOKENS, LENGTH = 11, 7

@@ -599,8 +599,8 @@ class _CommunicationOptions:
     )
     pipeline_schedule: str = option(
         "1f1b",
-        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
-        "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
+        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, "
+        "path/to/file.py:function, or auto, the fastest by the performance model",
         of="parallel.schedule",
     )
     plan: str | None = option(

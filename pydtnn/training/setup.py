@@ -19,7 +19,7 @@ from pydtnn.parallel.exchange import AllReduce, GathersParameters, GradientExcha
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.training.axis_sums import further_axes
-from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts, group_of_copies
+from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
 from pydtnn.utils import clock
@@ -286,8 +286,7 @@ def bind_optimizer(setup: Setup, uses_up: bool) -> None:
     optimizer.rounding = None  # of the model of another trainer
     if model.formats is not None and model.formats.optimizer is not None:
         optimizer.round_state(model.formats.optimizer, model.seed)
-    copies = group_of_copies(model, setup.mesh)  # created before the first step
-    optimizer.distribute(create_parts(setup.mesh, 1 if copies is None else copies.size))
+    optimizer.distribute(create_parts(setup.mesh))
 
 
 def represent_setup(setup: Setup, callbacks: Sequence[object], epoch: int) -> str:

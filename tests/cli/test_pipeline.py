@@ -44,12 +44,6 @@ def test_processes_train_in_stages_and_one_continues(tmp_path, mpiexec, monkeypa
         assert own == pytest.approx(other, rel=1e-4)  # float32
 
 
-@each(("ranks", "schedule"), [(3, "1f1b"), (2, "chimera"), (1, "1f1b")])
-def test_fewer_ranks_continue_with_a_schedule_that_is_possible(ranks, schedule):
-    config = parse(["--parallel=pipeline=4", "--pipeline-schedule=chimera"])
-    assert _on_fewer_ranks(config, ranks).pipeline_schedule == schedule
-
-
 def test_auto_chooses_the_fastest_schedule_that_fits_into_memory(tmp_path):
     options = [*TINY, *PIPELINE, "--model=resnet8", "--batch-size=16", "--platform=cpu-1gbit"]
 

@@ -98,7 +98,7 @@ class Timetable:
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return 1 + max(map(max, self.owners.paths))
+        return 1 + max(self.owners.ranks)
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages of one rank, in order."""
@@ -149,8 +149,7 @@ class Timetable:
     @cached_property
     def messages(self) -> int:
         """Number of times that values or gradients are sent from a stage to one of another rank."""
-        paths = (self.owners.paths[m % len(self.owners.paths)] for m in range(self.micro_batches))
-        return 2 * sum(a != b for path in paths for a, b in pairwise(path))
+        return 2 * self.micro_batches * sum(a != b for a, b in pairwise(self.owners.ranks))
 
 
 def max_in_flight(actions: Sequence[Action]) -> float:
@@ -189,10 +188,9 @@ def check(
 ) -> Timetable:
     """Prove that a schedule computes a step, for one number of ranks and micro-batches.
 
-    Every stage is on one rank, or on one for even and one for odd micro-batches. It computes each
-    micro-batch once forward and, after that, once backward, in one piece or first the gradients of
-    inputs and then those of parameters; and there is no deadlock: every action's message is sent by
-    an action that can be carried out before.
+    Every stage is on one rank. It computes each micro-batch once forward and, after that, once
+    backward, in one piece or first the gradients of inputs and then those of parameters; and there
+    is no deadlock: every action's message is sent by an action that can be carried out before.
 
     Parameters
     ----------
@@ -316,7 +314,7 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
                 to = action.stage + action.direction
                 if action.direction and 0 <= to < owners.stages:
                     sent = end
-                    if owners.of(to, action.micro_batch) != rank:
+                    if owners.ranks[to] != rank:
                         sent = max(end, free[rank]) + time(action).message(action)
                         free[rank] = sent - latency
                     arrivals[to, action.direction, action.micro_batch] = sent

@@ -232,24 +232,23 @@ def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -
 
 
 def gradients_exposed(
-    tables: Tables, messages: MessageCosts, samples: int, backward: float, *, overlap: bool = True
+    tables: Tables, messages: MessageCosts, samples: int, backward: float
 ) -> tuple[float, float]:
     """Return the time that sums add to the last micro-batch's backward, and that after it, in s.
 
-    `backward` is its time without them. Without `overlap`, they start when it has ended.
+    `backward` is its time without them.
     """
     outline, clock, alone = (
         tables.outline,
         *(_RankClock(tables, messages, samples) for _ in range(2)),
     )
-    events = [event for event in outline.backward if overlap or isinstance(event, BucketReady)]
-    clock.run(events, outline.buckets)
+    clock.run(outline.backward, outline.buckets)
     end = clock.now
     for one in messages.meetings:
         clock.now = clock.channel.wait(clock.channel.start((one,), clock.now), clock.now)
     clock.finish()
-    if clock.gathers or not overlap:
-        alone.run(events)
+    if clock.gathers:
+        alone.run(outline.backward)
         backward = alone.now
-    within = end - backward if overlap and end - backward > 1e-12 else 0.0  # less is rounding
+    within = end - backward if end - backward > 1e-12 else 0.0  # less is rounding
     return within, max(clock.now - backward - within, 0.0)

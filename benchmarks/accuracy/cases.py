@@ -43,7 +43,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "zb_h1-2": {"axes": {"pipeline": 2}, "pipeline_schedule": "zb_h1"},
     "zb_v-2": {"axes": {"pipeline": 2}, "pipeline_schedule": "zb_v"},
     "data-4": {"axes": {"data": 4}},
-    "hierarchical-4": {"axes": {"data": 4}, "scheme": "hierarchical"},
     "sharded-4": {"axes": {"data": 4}, "scheme": "sharded"},
     "top_k-4": {"axes": {"data": 4}, "compress": "top_k", "compress_options": {"share": 0.01}},
     "power_sgd-4": {

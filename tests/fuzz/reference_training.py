@@ -320,7 +320,6 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "sharded": summed,
     "sharded_gradients": summed,
     "sharded_parameters": summed,
-    "hierarchical": summed,
     "stale": stale,
     "local_sgd": local,
     "post_local_sgd": local,

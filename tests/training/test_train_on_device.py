@@ -74,7 +74,6 @@ OPTIONS = {
     "gossip": (["--scheme=gossip"], "NCCL 2.28.0", "the steps of Gossip are not all alike"),
     "ring": (["--comm=mpi", "--allreduce=ring"], "MPI, through pinned", "by way of MPI"),
     "sharded": (["--scheme=sharded"], "NCCL 2.28.0", "one CUDA graph"),
-    "hierarchical": (["--scheme=hierarchical"], "NCCL 2.28.0", "one CUDA graph"),
     "joint": (["--model=cnn", "--sync-batch-norm"], "NCCL 2.28.0", "one CUDA graph"),
     "bfloat16": (["--dtype=bfloat16"], "NCCL 2.28.0", "one CUDA graph"),
     "clipped": (["--clip-norm=1", "--scheme=sharded"], "NCCL 2.28.0", "one CUDA graph"),

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pydtnn.parallel.schemes.gossip import GRAPHS as GRAPHS
     from pydtnn.parallel.schemes.gossip import Gossip as Gossip
     from pydtnn.parallel.schemes.gossip import swap as swap
-    from pydtnn.parallel.schemes.hierarchical import Hierarchical as Hierarchical
     from pydtnn.parallel.schemes.local_sgd import LocalSGD as LocalSGD
     from pydtnn.parallel.schemes.local_sgd import PostLocalSGD as PostLocalSGD
     from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam as OneBitAdam
@@ -45,7 +44,6 @@ SCHEMES = Named(
         "elastic": "ElasticAveraging",
         "gossip": "Gossip",
         "stale": "StaleGradients",
-        "hierarchical": "Hierarchical",
     },
 )
 """Schemes by name on the command line."""

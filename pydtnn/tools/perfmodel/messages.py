@@ -131,8 +131,6 @@ class MessageCosts:
             return ()  # exchanged by the update
         if self.waits:
             return self._reduce(bucket)
-        if self.work.scheme == "hierarchical":
-            return self.sum("leaders", bucket.nbytes, "data")
         return self.allreduce("data", bucket.nbytes)
 
     def _compressed(

@@ -15,14 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
-from pydtnn.comm.schedules.algorithms import binomial_tree, halving_doubling, ring
 from pydtnn.comm.schedules.steps import (
     ALL,
     Group,
     MessageStep,
     Rounds,
     doublings,
-    over,
     part,
     receive,
     send,
@@ -78,17 +76,7 @@ def around(group: Group) -> Rounds:
         yield send((r + distance) % p, ALL), receive((r - distance) % p, ALL)
 
 
-def leaders(group: Group) -> Rounds:
-    """A reduction in each host, an allreduce of the first ranks of all hosts, and a broadcast."""
-    hosts = group.by_host
-    tree = [*over(group, next(own for own in hosts if group.rank in own), binomial_tree)]
-    odd = len(hosts) & (len(hosts) - 1)  # not a power of two
-    yield from tree[: len(tree) // 2]
-    yield from over(group, [own[0] for own in hosts], ring if odd else halving_doubling)
-    yield from tree[len(tree) // 2 :]
-
-
-OWN: tuple[Algorithm, ...] = (neighbours, to_next, to_all, around, leaders)
+OWN: tuple[Algorithm, ...] = (neighbours, to_next, to_all, around)
 
 PATTERNS: dict[str, Algorithm] = {**SCHEDULES, **{one.__name__: one for one in OWN}}
 """Patterns of messages by name."""

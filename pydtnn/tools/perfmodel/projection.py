@@ -43,7 +43,7 @@ while all buckets are in progress; an MPI library has that of whole arrays insid
 PREDICTABLE: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",),
     "tuning": (None, "measure", "fixed"),
-    "scheme": ("allreduce", "hierarchical", *SHARDED),
+    "scheme": ("allreduce", *SHARDED),
     "scheme_options": ({},),
     "allreduce": (RULE,),
     "overlap": (True,),

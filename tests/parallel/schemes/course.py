@@ -28,7 +28,6 @@ OF_ANY_RULE = [name for name in SCHEMES if name != "one_bit_adam"]
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OF_ANY_RULE),  # whatever is registered
     ("allreduce", {"overlap": False}),
-    ("hierarchical", {"overlap": False}),
     ("local_sgd", {"period": 3}),
     ("post_local_sgd", {"after": 4, "period": 3}),
     ("diloco", {"period": 3}),

@@ -22,7 +22,6 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("allreduce", {}, "top_k"),
     ("allreduce", {}, "power_sgd"),
     ("sharded", {}, "sign"),
-    ("hierarchical", {}, None),
     ("stale", {"delay": 1}, None),
     ("stale", {"delay": 3}, "top_k"),
 ]

@@ -43,7 +43,7 @@ def test_every_scheme_keeps_the_contract_with_options_too(name, options):
     check_scheme(
         lambda comm: create_scheme(name, comm, **options),
         ranks=[4],
-        equal_to_serial=name in ("allreduce", "hierarchical"),
+        equal_to_serial=name == "allreduce",
         optimizer=lambda: SGD(0.2),
     )
 

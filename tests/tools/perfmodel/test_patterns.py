@@ -71,12 +71,6 @@ def test_messages_of_a_host_share_its_memory():
     assert found == pytest.approx(usual + 6 * 2**18 * (4 / 6e9 - 1 / 5e9))
 
 
-def test_a_reduction_to_leaders_sums_whole_arrays_inside_hosts():
-    rows = rows_of("leaders", AxisGroups(8, 1, 4, 8), WIRES)
-    assert [bool(row.local) for row in rows] == [True, True, False, False, True, True]
-    assert [row.added for row in rows] == [1, 1, 0.5, 0, 0, 0]
-
-
 def test_a_library_has_latencies_of_a_tree_and_the_least_bytes():
     assert library_terms("allreduce", 8) == (3, 2 * 7 / 8)
     assert library_terms("barrier", 5) == (3, 0.0)

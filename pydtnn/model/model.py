@@ -171,6 +171,8 @@ class Model(NotCallable, StoresArguments, Predictor):
     Attributes
     ----------
     graph : Graph
+    output_shapes : tuple of tuple of int
+        Of the outputs of one sample.
     parameters : dict of str to Parameter
     buffers : tuple of ParameterBuffer
         The flat arrays of trainable parameters, one set per reduction group.
@@ -265,6 +267,8 @@ class Model(NotCallable, StoresArguments, Predictor):
             outputs = fuse_graph(self.graph, outputs)
         parts = () if cut is None else cut.sizes
         self.graph.finish(outputs, input_gradient=input_gradient, parts=parts)
+        shapes = tuple(node.shape for node in outputs)
+        self.output_shapes = shapes if cut is None else cut.output_shapes
         self.parameters: dict[str, Parameter] = {}
         self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
         with self.backend.recycling():

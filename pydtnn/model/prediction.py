@@ -14,8 +14,6 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers.base import Shape, StepContext
 from pydtnn.model.execution import check_inputs
-from pydtnn.model.graph import Graph
-from pydtnn.model.stage import Pipeline
 from pydtnn.utils.collective import collective
 from pydtnn.utils.validate import check_int, plain_array
 
@@ -28,17 +26,9 @@ class Predictor(ABC):
     backend: Backend
     dtype: np.dtype
     input_shapes: tuple[Shape, ...]
-    graph: Graph
     inputs: Inputs | None
-    pipeline: Pipeline | None
     mesh: Any
-
-    @property
-    def output_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the outputs of one sample."""
-        if self.pipeline is not None:
-            return self.pipeline.output_shapes
-        return tuple(node.shape for node in self.graph.outputs)
+    output_shapes: tuple[Shape, ...]
 
     @property
     def output_shape(self) -> Shape:

@@ -149,6 +149,7 @@ class Replays:
 
     def __init__(self, model: Model) -> None:
         self.model, self.backend = model, model.backend
+        self._wide = arithmetic(model.dtype)
         self.why_not = _why_not(model)
         self.repeated = 0
         self._seen: set[Any] = set()  # shapes that the loops have run
@@ -288,7 +289,7 @@ class Replays:
     def _as_kernels_require(self, arrays: Sequence[Array]) -> list[Array]:
         """Return arrays aligned, in C order and of a type that kernels convert, if of another."""
         own = self.model.dtype
-        kinds = [array.dtype if array.dtype == arithmetic(own) else own for array in arrays]
+        kinds = [array.dtype if array.dtype == self._wide else own for array in arrays]
         return [np.require(a, kind, ("C", "A")) for a, kind in zip(arrays, kinds, strict=True)]
 
     def forget(self) -> None:

@@ -15,7 +15,6 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
 from pydtnn.model.pipeline import Action, actions_of
 from pydtnn.model.pipeline.check import source_of
-from pydtnn.model.replay import Replays
 from pydtnn.model.stage import Pipeline, Transfer, inputs_of
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
@@ -250,20 +249,3 @@ class StagePasses(Passes):
 def place_of(action: Action) -> Place:
     """Return the micro-batch and the stage of an action."""
     return action.micro_batch, action.stage
-
-
-def create_passes(
-    setup: Setup,
-    batch: Batch,
-    epoch: Number,
-    seed: int,
-    replays: Replays | None = None,
-    kind: type[Passes] = Passes,
-) -> Passes:
-    """Create the computation of a rank in one step, of a kind if it has no pipeline."""
-    if setup.model.pipeline is not None:
-        return StagePasses(setup, batch, epoch, seed, setup.model.pipeline)
-    passes = kind(setup, batch, epoch, seed)
-    if setup.exchange.sums.shards is None:  # otherwise several sets of gradients
-        passes.replays = replays
-    return passes

@@ -23,7 +23,7 @@ from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
-from pydtnn.training.pipeline import create_passes
+from pydtnn.training.pipeline import StagePasses
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 from pydtnn.utils.request import Completed, Request
@@ -131,8 +131,7 @@ class Eager:
         if early:
             setup.model.share_gradients()
         with setup.phase("forward"):
-            kind = UpdatingPasses if early else Passes
-            passes = create_passes(setup, batch, epoch, seed, self.replays, kind)
+            passes = self._passes(UpdatingPasses if early else Passes, batch, epoch, seed)
         setup.model.graph.hooks += self._hooks
         try:
             passes.run()
@@ -151,3 +150,13 @@ class Eager:
         with setup.phase("update"):  # after the last message: if a rank fails, nothing has changed
             statistics.fold()
         return lambda: totals
+
+    def _passes(self, kind: type[Passes], batch: Batch, epoch: int, seed: int) -> Passes:
+        """Create the computation of a rank in one step, of a kind if it has no pipeline."""
+        setup, pipeline = self._setup, self._setup.model.pipeline
+        if pipeline is not None:
+            return StagePasses(setup, batch, epoch, seed, pipeline)
+        passes = kind(setup, batch, epoch, seed)
+        if setup.exchange.sums.shards is None:  # otherwise several sets of gradients
+            passes.replays = self.replays
+        return passes

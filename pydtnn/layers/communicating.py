@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
-from pydtnn.layers.collectives import BATCH, Steps, Sum
+from pydtnn.layers.collectives import BATCH, RanksLike, Steps, Sum
 from pydtnn.layers.parameters import Cut, Parameter, ParameterPart
 from pydtnn.utils.split import even_cuts
 
 
-class MeshPlace(Protocol):
-    """The attributes of a mesh that tell a layer which part of its work a rank has."""
+class MeshLike(Protocol):
+    """The attributes of a `pydtnn.parallel.Mesh` that layers and models use."""
+
+    shape: dict[str, int]
+    position: dict[str, int]
 
     @property
-    def shape(self) -> Mapping[str, int]:
-        """Ranks along each axis."""
+    def comm(self) -> RanksLike:
+        """All ranks."""
 
     @property
-    def position(self) -> Mapping[str, int]:
-        """Position of this rank along each axis."""
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes along which a network is cut."""
+
+    def group(self, axis: str) -> RanksLike:
+        """Return the group of this rank along an axis."""
+
+    def counted(self, layer: str) -> AbstractContextManager[None]:
+        """Count the messages of the ``with`` block for a layer."""
+
+    def communicate(self, asked: Any) -> Any:
+        """Start collectives: `pydtnn.model.execution.Communicate`."""
+
+    def gather(self, own: Any, part: ParameterPart) -> Any:
+        """Return the whole of an array of which each rank has a part."""
 
 
 @runtime_checkable
@@ -64,12 +79,12 @@ class Communicating(ABC):
 
     Attributes
     ----------
-    mesh : Place or None
+    mesh : MeshLike or None
         The mesh of ranks, set before `build`. None: the layer is that of the whole network, and the
         model calls `forward` and `backward`.
     """
 
-    mesh: MeshPlace | None = None
+    mesh: MeshLike | None = None
 
     def even_cut(self, dim: int, axis: str, size: int) -> Cut:
         """Return a cut of `size` items into even parts, one for each rank along an axis.

@@ -18,7 +18,8 @@ from pydtnn.model.load_report import LoadReport, compare, describe
 from pydtnn.model.pieces import Piece, full_piece, part_piece
 
 if TYPE_CHECKING:
-    from pydtnn.model.partition.draft import MeshLike, RanksLike
+    from pydtnn.layers.collectives import RanksLike
+    from pydtnn.layers.communicating import MeshLike
 
 
 class FullArrays:

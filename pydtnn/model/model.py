@@ -53,7 +53,8 @@ from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
 
 if TYPE_CHECKING:
-    from pydtnn.model.partition.apply import MeshLike, Plan
+    from pydtnn.layers.communicating import MeshLike
+    from pydtnn.model.partition.plan import Plan
 
 
 def example_inputs(model: Model, batch: int, rng: np.random.Generator) -> tuple[Array, ...]:

@@ -21,7 +21,7 @@ from pydtnn.utils.request import Request
 from pydtnn.utils.split import even_cuts
 
 if TYPE_CHECKING:
-    from pydtnn.model.partition.draft import MeshLike
+    from pydtnn.layers.communicating import MeshLike
     from pydtnn.model.partition.stages import PipelineCut, Stage
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13

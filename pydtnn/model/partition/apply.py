@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.communicating import Communicating, MeshLike
 from pydtnn.layers.experts import Experts
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut, ParameterPart
 from pydtnn.model.graph import Graph
-from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, also_cut
+from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut
 from pydtnn.model.partition.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo

@@ -4,58 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from pydtnn.layers.base import Layer, Shape
+from pydtnn.layers.communicating import MeshLike
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Cut, ParameterPart
+from pydtnn.layers.parameters import Cut
 from pydtnn.model.partition.exchange import Spread, State
 from pydtnn.model.partition.stripes import HaloExchange
 from pydtnn.utils.split import even_cuts
 
 Layout = dict[str, State]
 """Layout of an array along each axis of the mesh; axes along which it is whole may be omitted."""
-
-
-class RanksLike(Protocol):
-    """The attributes of a communicator that a model uses."""
-
-    rank: int
-
-    def gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, on all ranks."""
-
-    def broadcast(self, array: Any, root: int = 0) -> None:
-        """Copy the array of rank `root` to all ranks, in place."""
-
-
-class MeshLike(Protocol):
-    """The attributes of a `pydtnn.parallel.Mesh` that a model uses."""
-
-    shape: dict[str, int]
-    position: dict[str, int]
-
-    @property
-    def comm(self) -> RanksLike:
-        """All ranks."""
-
-    @property
-    def model_axes(self) -> tuple[str, ...]:
-        """The axes along which a network is cut."""
-
-    def group(self, axis: str) -> RanksLike:
-        """Return the group of this rank along an axis."""
-
-    def counted(self, layer: str) -> AbstractContextManager[None]:
-        """Count the messages of the ``with`` block for a layer."""
-
-    def communicate(self, asked: Any) -> Any:
-        """Start collectives: `pydtnn.model.execution.Communicate`."""
-
-    def gather(self, own: Any, part: ParameterPart) -> Any:
-        """Return the whole of an array of which each rank has a part."""
 
 
 class PlanError(ValueError):

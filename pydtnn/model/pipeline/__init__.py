@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pydtnn.model.pipeline.schedules import backward as backward
     from pydtnn.model.pipeline.schedules import backward_inputs as backward_inputs
     from pydtnn.model.pipeline.schedules import backward_parameters as backward_parameters
-    from pydtnn.model.pipeline.schedules import bubble as bubble
     from pydtnn.model.pipeline.schedules import (
         eager_one_forward_one_backward as eager_one_forward_one_backward,
     )

@@ -146,11 +146,6 @@ class Timetable:
         """Whether a stage computes backward in two halves."""
         return any(event.action.kind in HALVES for event in self.events)
 
-    @cached_property
-    def messages(self) -> int:
-        """Number of times that values or gradients are sent from a stage to one of another rank."""
-        return 2 * self.micro_batches * sum(a != b for a, b in pairwise(self.owners.ranks))
-
 
 def max_in_flight(actions: Sequence[Action]) -> float:
     """Return the most micro-batches of a rank between their forward and the end of their backward.

@@ -380,15 +380,3 @@ def placement(schedule: str | Schedule, ranks: int) -> Owners:
     (0, 1, 2, 0, 1, 2)
     """
     return owners_of([actions_of(schedule, rank, ranks, 2) for rank in range(ranks)])
-
-
-def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Return the fraction of a step in which a rank waits: ``(P - 1) / (v M + P - 1)``.
-
-    For GPipe, 1F1B and eager 1F1B with v = 1 stage per rank, and interleaved 1F1B with v `chunks`,
-    with equal stages, messages that take no time and, if v > 1, a multiple of P micro-batches.
-
-    >>> bubble(4, 12), bubble(4, 12, 4)
-    (0.2, 0.058823529411764705)
-    """
-    return (ranks - 1) / (chunks * micro_batches + ranks - 1)

@@ -15,7 +15,6 @@ from pydtnn.model.pipeline import (
     backward,
     backward_inputs,
     backward_parameters,
-    bubble,
     check,
     find,
     forward,
@@ -30,6 +29,11 @@ SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]
 
 PAPERS = [4, 8, 16]
 """Stages for which bubbles are compared with the formulas of papers."""
+
+
+def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """The part of a step in which a rank waits, with equal stages and messages without time."""
+    return (ranks - 1) / (chunks * micro_batches + ranks - 1)
 
 
 @each("stages", PAPERS)
@@ -77,7 +81,6 @@ def test_interleaved_stages_divide_the_bubble_by_their_number(ranks, chunks):
         assert done.bubble == pytest.approx(bubble(ranks, micro_batches, chunks), abs=1e-12)
         kept = [ranks + (ranks - 1 - 2 * rank) / chunks for rank in range(ranks)]
         assert done.in_flight == pytest.approx([min(n, micro_batches) for n in kept])
-        assert done.messages == 2 * (chunks * ranks - 1) * micro_batches
 
 
 @each("ranks", PAPERS)

@@ -11,7 +11,6 @@ import pytest
 from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.tools.perfmodel.predicted import choose_parallel
-from pydtnn.tools.survival.attempts import _on_fewer_ranks
 from pydtnn.train import main
 from pydtnn.utils.errors import AgreedError
 from tests.each import each

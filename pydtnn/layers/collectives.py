@@ -34,8 +34,8 @@ PIPELINE = "pipeline"
 """Name of the axis of the mesh along which a network is cut into stages."""
 
 
-class RanksLike(Protocol):
-    """The attributes of a communicator that layers and models use: the ranks along an axis."""
+class AxisGroup(Protocol):
+    """The ranks along an axis: a communicator."""
 
     rank: int
     size: int
@@ -45,12 +45,6 @@ class RanksLike(Protocol):
 
     def exchange(self, sends: Any, receives: Any, tag: int) -> Request:
         """Start messages: pairs of a flat array and a rank."""
-
-    def gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, on all ranks."""
-
-    def broadcast(self, array: Any, root: int = 0) -> None:
-        """Copy the array of rank `root` to all ranks, in place."""
 
 
 class Pending:
@@ -90,7 +84,7 @@ class Collective(ABC):
     axes: tuple[str, ...]
 
     @abstractmethod
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         """Start the operation among the ranks of a group."""
 
 
@@ -111,7 +105,7 @@ class Sum(Collective):
     def __init__(self, array: Array, axes: tuple[str, ...]) -> None:
         self.array, self.axes = array, axes
 
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         total = self.array.copy()
         return Pending(group.iallreduce(total), lambda: total)
 
@@ -128,7 +122,7 @@ class AllReduce(Collective):
     def __init__(self, array: Array, axis: str) -> None:
         self.array, self.axes = contiguous(array), (axis,)
 
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         return Pending(group.iallreduce(self.array.reshape(-1)), lambda: self.array)
 
 
@@ -150,7 +144,7 @@ class AllGather(Collective):
         self.array, self.axes = array, (axis,)
         self.dim, self.bounds = dim % array.ndim, tuple(bounds)
 
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         own, parts = contiguous(self.array), parts_of(self.bounds, self.dim)
         shape = (*own.shape[: self.dim], self.bounds[-1], *own.shape[self.dim + 1 :])
         others = other_ranks(group)
@@ -185,7 +179,7 @@ class ReduceScatter(Collective):
         self.array, self.axes = array, (axis,)
         self.dim, self.bounds = dim % array.ndim, tuple(bounds)
 
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         parts, others = parts_of(self.bounds, self.dim), other_ranks(group)
         own = self.array[parts[group.rank]].copy()
         received = {r: np.empty_like(own) for r in others}
@@ -221,7 +215,7 @@ class Redistribute(Collective):
         self.array, self.axes = array, (axis,)
         self.source, self.target = source, target
 
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         (dim, bounds), (to, cuts) = self.source, self.target
         dim, to = dim % self.array.ndim, to % self.array.ndim
         shape = list(self.array.shape)
@@ -270,7 +264,7 @@ class Messages(Collective):
     ) -> None:
         self.sends, self.receives, self.axes = sends, receives, (axis,)
 
-    def start(self, group: RanksLike, tag: int) -> Pending:
+    def start(self, group: AxisGroup, tag: int) -> Pending:
         sends = [(contiguous(array).reshape(-1), r) for array, r in self.sends]
         receives = [(array.reshape(-1), r) for array, r in self.receives]
         request = group.exchange(sends, receives, tag)
@@ -283,7 +277,7 @@ def contiguous(array: Array) -> Array:
 
 
 def exchange(
-    group: RanksLike, sends: Mapping[int, Array], receives: Mapping[int, Array], tag: int
+    group: AxisGroup, sends: Mapping[int, Array], receives: Mapping[int, Array], tag: int
 ) -> Request:
     """Start to send an array to each of some ranks, and to receive one of each of some."""
     return group.exchange(
@@ -319,6 +313,6 @@ def shape_of(array: Array, index: tuple[slice, ...]) -> tuple[int, ...]:
     return *shape[:dim], index[-1].stop - index[-1].start, *shape[dim + 1 :]
 
 
-def other_ranks(group: RanksLike) -> list[int]:
+def other_ranks(group: AxisGroup) -> list[int]:
     """Return the other ranks, starting with the next, so that ranks begin with different ones."""
     return [(group.rank + shift) % group.size for shift in range(1, group.size)]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
-from pydtnn.layers.collectives import BATCH, RanksLike, Steps, Sum
+from pydtnn.layers.collectives import BATCH, Steps, Sum
 from pydtnn.layers.parameters import Cut, Parameter, ParameterPart
 from pydtnn.utils.split import even_cuts
 
@@ -21,14 +21,14 @@ class MeshLike(Protocol):
     position: dict[str, int]
 
     @property
-    def comm(self) -> RanksLike:
+    def comm(self) -> Any:
         """All ranks."""
 
     @property
     def model_axes(self) -> tuple[str, ...]:
         """The axes along which a network is cut."""
 
-    def group(self, axis: str) -> RanksLike:
+    def group(self, axis: str) -> Any:
         """Return the group of this rank along an axis."""
 
     def counted(self, layer: str) -> AbstractContextManager[None]:

@@ -18,7 +18,6 @@ from pydtnn.model.load_report import LoadReport, compare, describe
 from pydtnn.model.pieces import Piece, full_piece, part_piece
 
 if TYPE_CHECKING:
-    from pydtnn.layers.collectives import RanksLike
     from pydtnn.layers.communicating import MeshLike
 
 
@@ -180,9 +179,7 @@ class FullArrays:
         known = self._known(name)
         return isinstance(value, np.ndarray) and value.shape == self._own.get(known or "")
 
-    def _complete(
-        self, group: RanksLike, state: dict[str, Any], kept: Collection[str]
-    ) -> dict[str, Any]:
+    def _complete(self, group: Any, state: dict[str, Any], kept: Collection[str]) -> dict[str, Any]:
         """Add the arrays that only other ranks of a group have, in the order of the network."""
         own = {
             name: (value.shape, value.dtype)

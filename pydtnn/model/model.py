@@ -45,7 +45,7 @@ from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recompute import DroppedSegment, Dropping, Restoring, cut
 from pydtnn.model.recompute_choice import Recompute, check_recompute, find_cuts
-from pydtnn.model.stage import create_pipeline
+from pydtnn.model.stage import Pipeline, create_pipeline
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import NotCallable, select
@@ -209,6 +209,8 @@ class Model(NotCallable, StoresArguments, Predictor):
 
     cut_outputs = False
     observer: Observer | None = None
+    graph: Graph
+    pipeline: Pipeline | None
     buffers: tuple[ParameterBuffer, ...]
     formats: Formats | None
 

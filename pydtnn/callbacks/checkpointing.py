@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,6 @@ class Checkpointer(Callback):
         Whether training continues while checkpoints are flushed to the disk.
     mtbf : str
         Mean time between two failures of the run, for "auto".
-    check : callable, optional
-        Called on rank 0 before each checkpoint; an OSError is a reason why none can be written.
     config : mapping, optional
         Saved with each checkpoint, see `pydtnn.training.checkpoint.save_checkpoint`.
 
@@ -76,7 +74,6 @@ class Checkpointer(Callback):
         keep: int = 3,
         background: bool = True,
         mtbf: str = DEFAULT_MTBF,
-        check: Callable[[], object] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if every_epochs is None and every_steps is None and every is None:
@@ -96,7 +93,6 @@ class Checkpointer(Callback):
         self.background = background
         self.mtbf = mtbf
         self._mtbf_s = parse_quantity("Checkpointer: mtbf", mtbf, "s")
-        self.check = check
         self.config = config
         self.error: str | None = None
         self.written = 0
@@ -129,13 +125,7 @@ class Checkpointer(Callback):
                 on_rank_0(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
             self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
-        self._saver = Saver(
-            self.directory,
-            config=self.config,
-            keep=self.keep,
-            check=self.check,
-            on_error=self._warn,
-        )
+        self._saver = Saver(self.directory, config=self.config, keep=self.keep, on_error=self._warn)
         self._comm = trainer.comm
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)

@@ -418,8 +418,7 @@ def create_callbacks(
     monitor, callbacks = parts.monitor, list[Callback]([meter])
     if comm.size > 1 and config.straggler_factor:
         callbacks.append(library.SlowRanks(config.straggler_factor))
-    folder = RunFolder(directory)
-    callbacks += [*averages, folder]
+    callbacks += [*averages, RunFolder(directory)]
     if config.plateau:
         # `plateau` counts the epochs until the reduction: one more than the patience
         callbacks.append(
@@ -447,7 +446,6 @@ def create_callbacks(
                 keep=config.keep,
                 background=config.checkpoint_background,
                 mtbf=config.mtbf,
-                check=folder.look,
                 config=config.course(),
             )
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -37,10 +36,6 @@ RUNS = Path("runs")
 FILES = (RUN_FILE, "history.csv", HISTORY_FILE, MODEL_FILE, BEST_FILE)
 """Files that a run writes besides checkpoints."""
 
-_LOST = "was removed or renamed while the run was writing in it"
-
-_log = logging.getLogger("pydtnn.run")
-
 
 @contextlib.contextmanager
 def run_directory(
@@ -65,7 +60,7 @@ def run_directory(
     AgreedError
         On all ranks, if the folder or that of `--save` is not writable, if another run is writing
         there, or if it contains checkpoints of another run and `--resume` is not set. At the end,
-        if the folder has been replaced.
+        if the folder is another one, as it was removed or renamed.
     """
     made: list[Path] = []
     with contextlib.ExitStack() as held:
@@ -151,25 +146,23 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _require_same(path: Path, identity: tuple[int, int] | None) -> None:
     if _identity(path) != identity:
         raise FileNotFoundError(
-            f"train: --output-dir: {path} {_LOST}; files written before that are missing from it"
+            f"train: --output-dir: {path} was removed or renamed while the run was writing in it; "
+            "files written before that are missing from it"
         )
 
 
 class RunFolder(Callback):
-    """Detect that the folder of the run was removed or renamed, before other callbacks write there.
-
-    The run continues in a new folder of the same name, so that its results are not lost, and the
-    logger "pydtnn.run" emits a warning.
+    """Begin to write in the folder of a run when nothing refuses the training any more.
 
     Parameters
     ----------
     directory : Path
-        Folder of the run; it must exist when training starts.
+        Folder of the run.
 
     Attributes
     ----------
     begin : callable
-        Called on rank 0 when nothing refuses the training any more.
+        Called on rank 0.
     """
 
     reads_gradients = False
@@ -177,58 +170,11 @@ class RunFolder(Callback):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.begin: Callable[[], object] = lambda: None
-        self._identity: tuple[int, int] | None = None
-        self._held = contextlib.ExitStack()
-
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Store the identity of the folder, on rank 0."""
-        self._identity = _identity(self.directory) if trainer.comm.rank == 0 else None
 
     def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Remove unfinished files of killed runs, and begin. Collective: all ranks call it."""
         on_rank_0(trainer.comm, remove_unfinished_files, self.directory)
         on_rank_0(trainer.comm, self.begin)
-
-    def on_epoch_end(self, trainer: Training) -> None:
-        """Check the folder. Collective: all ranks call it.
-
-        Raises
-        ------
-        AgreedError
-            On all ranks, if the folder was replaced by another one, which other runs may use.
-        """
-        on_rank_0(trainer.comm, self.look)
-
-    on_interrupt = on_epoch_end
-
-    def close(self) -> None:
-        """Release the lock of the new folder."""
-        self._held.close()
-
-    def look(self) -> None:
-        """Create the folder again if it has disappeared; called on rank 0.
-
-        Raises
-        ------
-        FileExistsError
-            If it was replaced by another one.
-        """
-        found = _identity(self.directory)
-        if found == self._identity:
-            return
-        if found is not None:
-            raise FileExistsError(
-                f"train: --output-dir: {self.directory} has been replaced by another folder during "
-                "the run; continue with --resume in the original folder"
-            )
-        try:
-            make_folder("train: --output-dir", self.directory, [])
-        except OSError as error:
-            _log.warning("%s; training continues without the folder", error)
-            return
-        claim(self.directory, self._held)
-        self._identity = _identity(self.directory)
-        _log.warning("%s %s; the run continues in a new folder of that name", self.directory, _LOST)
 
 
 def take_free_folder(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:

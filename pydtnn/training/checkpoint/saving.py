@@ -154,8 +154,6 @@ class Saver:
         See `save_checkpoint`.
     keep : int
         Number of checkpoints that remain.
-    check : callable, optional
-        Called on rank 0 before the first file is written; may raise OSError.
     on_error : callable, optional
         Called on rank 0 with the reason, as soon as it is known that a checkpoint cannot be
         written.
@@ -175,13 +173,11 @@ class Saver:
         *,
         config: Mapping[str, Any] | None = None,
         keep: int,
-        check: Callable[[], object] | None = None,
         on_error: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.directory = Path(directory)
         self.config = dict(config or {})
         self.keep = keep
-        self.check = check
         self.on_error = on_error
         self.pending: PendingCheckpoint | None = None
         self.blocked = self.written = 0.0
@@ -217,11 +213,6 @@ class Saver:
         self.blocked = clock.now() - self._begin
         return error
 
-    def _begin_folder(self, path: Path) -> None:
-        if self.check is not None:
-            self.check()
-        begin_checkpoint(path)
-
     def _write(self, trainer: Training, background: bool) -> str | None:
         """Copy the pieces of all ranks into files."""
         comm = trainer.comm
@@ -229,7 +220,7 @@ class Saver:
         path = checkpoint_path(self.directory, step)
         own = local_states(trainer)
         try:
-            on_rank_0(comm, self._begin_folder, path)
+            on_rank_0(comm, begin_checkpoint, path)
         except AgreedError as error:
             if comm.rank == 0:
                 self.on_error(str(error))

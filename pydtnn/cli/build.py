@@ -268,7 +268,7 @@ def create_job(
         callbacks = create_callbacks(config, comm, directory, parts, meter)
         recorder = None
         if config.trace is not None:
-            recorder = find_tool("tracing").Recorder(config.traced_steps(), clock.virtual())
+            recorder = find_tool("tracing").recorder_of(config)
         callbacks = callbacks if survival is None else [survival, *callbacks]
     else:
         callbacks, recorder = before.trainer.callbacks, before.recorder

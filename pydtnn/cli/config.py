@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 from pydtnn.data import CutMix, Mixing, Mixup
@@ -56,16 +57,21 @@ class Flag(Option):
     owner, key : str
         The option in whose value it is typed, and its name there: ``--trace FOLDER:steps=10:20``.
         Empty for an option of its own. The key "options" is that of further ones of a named thing.
+    needs, excludes : dict of str to str
+        What it needs, of all values or of some ("--comm nccl"); and what it excludes, besides the
+        features of a run (`pydtnn.training.capabilities`). Then "; " and what to do.
     """
 
     group: str
 
     def __init__(self, help: str, metavar: str | None, of: str, *declared: Any) -> None:
-        super().__init__(*declared)
+        needs, self.excludes, *others = declared
+        super().__init__(*others)
         shown = "{" + ",".join(self.choices) + "}" if self.choices else PLACEHOLDERS.get(self.kind)
         self.help = help
         self.metavar = metavar or shown or ""
         self.owner, _, self.key = of.partition(".")
+        self.needs: Mapping[str, str] = {"": needs} if isinstance(needs, str) else needs
 
     def __set_name__(self, owner: type, name: str) -> None:
         super().__set_name__(owner, name)
@@ -73,6 +79,9 @@ class Flag(Option):
         if self.owner:
             self.key = self.key or name.removeprefix(f"{self.owner}_")
             MEMBERS[self.owner][self.key] = self
+        usual = f"--{self.owner.replace('_', '-')}" if self.owner in SWITCHES else ""
+        needs = {option or self.label: text or usual for option, text in self.needs.items()}
+        self.needs = {option: text for option, text in needs.items() if text}
 
     @property
     def spelling(self) -> str:
@@ -94,6 +103,8 @@ class Flag(Option):
         value = super().check(value, "train")
         if value == "" and self.metavar != "LIST":
             raise ValueError(f"train: {self.label} must not be empty; set a value or omit it")
+        if value is not None and self.metavar in READERS:
+            READERS[self.metavar](f"train: {self.label}", value)
         if isinstance(value, str) and not _can_be_a_name(value):
             raise ValueError(
                 f"train: {self.label} must contain only characters that file names can have, got "
@@ -132,6 +143,18 @@ class Flag(Option):
                 raise ValueError(f"train: {unknown(f'value of {self.label}', key, self.members)}")
 
 
+READERS: dict[str, Callable[[str, str], object]] = {
+    "INTERVAL": parse_interval,
+    "TIME": partial(parse_quantity, unit="s"),
+    "SIZE": partial(parse_quantity, unit="B"),
+}
+"""What reads, and refuses, texts of options with these placeholders."""
+
+SWITCHES = ("load", "compress", "exact", "survive", "trace", "tensorboard", "virtual_ranks")
+"""Options without which those in their values have no effect."""
+
+HOST, OMIT = "use --device cpu or numpy", "omit one of them"
+
 _NAME = r"[A-Za-z_][\w.]*"
 _WITH_MEMBERS = rf"(?s)(.*?):({_NAME}=.*)"
 _ITEM = rf'(?s)({_NAME})=((?:"(?:[^"\\]|\\.)*"|[^,]|,(?!{_NAME}=))*)'
@@ -144,6 +167,8 @@ def option(
     of: str = "",
     among: Iterable[str] = (),
     metavar: str | None = None,
+    needs: str | Mapping[str, str] = "",
+    excludes: Mapping[str, str] = MappingProxyType({}),
     **limits: float,
 ) -> Any:
     """Declare an attribute of a dataclass that is an option of the command line.
@@ -155,10 +180,14 @@ def option(
     of : str
         Owner of an option that is typed in the value of another one, such as "trace", or owner
         and key, "parallel.schedule". By default the key is the name, without that of the owner.
+    needs : str or mapping
+        See `Flag`; a text is what all values need.
+    excludes : mapping
+        See `Flag`.
     default, among, **limits
         See `pydtnn.utils.option.option`.
     """
-    return Flag(help, metavar, of, default, among, limits)
+    return Flag(help, metavar, of, needs, excludes, default, among, limits)
 
 
 @cache
@@ -322,7 +351,9 @@ class _TrainingOptions:
     )
     sync_batch_norm: bool = option(False, "normalise over the batch of all ranks")
     exact: bool = option(
-        False, "the same bytes for any number of ranks and threads; needs a global batch size"
+        False,
+        "the same bytes for any number of ranks and threads; needs a global batch size",
+        needs="--global-batch-size; set the number of samples",
     )
     shards: int = option(
         8,
@@ -373,7 +404,11 @@ class _OptimizerOptions:
         among=("none", "linear", "sqrt"),
     )
     lr_base_batch: int = option(
-        64, "global batch that --lr is meant for", at_least=1, of="lr_scaling.base_batch"
+        64,
+        "global batch that --lr is meant for",
+        at_least=1,
+        of="lr_scaling.base_batch",
+        needs="--lr-scaling",
     )
     plateau: int | None = option(
         int,
@@ -381,7 +416,14 @@ class _OptimizerOptions:
         at_least=1,
         of="schedule",
     )
-    plateau_factor: float = option(0.1, "factor of that reduction", above=0, below=1, of="schedule")
+    plateau_factor: float = option(
+        0.1,
+        "factor of that reduction",
+        above=0,
+        below=1,
+        of="schedule",
+        needs="--schedule plateau",
+    )
 
 
 @dataclass(frozen=True)
@@ -407,8 +449,11 @@ class _OutputOptions:
         "continue the run in FOLDER with its own options, which further options override; without "
         "FOLDER, from the newest checkpoint in --output-dir",
         metavar="FOLDER",
+        needs="--output-dir; name the folder of the run: --resume FOLDER",
     )
-    evaluate_only: bool = option(False, "evaluate the weights of --load or --resume, and exit")
+    evaluate_only: bool = option(
+        False, "evaluate the weights of --load or --resume, and exit", needs="--load or --resume"
+    )
     checkpoint_epochs: int = option(
         1, "epochs between checkpoints; 0 for none", at_least=0, of="checkpoint_every.epochs"
     )
@@ -420,12 +465,14 @@ class _OutputOptions:
         "interval of checkpoints: 5min, '200 steps', '2 epochs' or auto, by their cost and mtbf; "
         "instead of epochs and steps",
         metavar="INTERVAL",
+        excludes={"--checkpoint-every epochs or --checkpoint-every steps": OMIT},
     )
     mtbf: str = option(
         DEFAULT_MTBF,
         "mean time between two failures of the run, for auto",
         metavar="TIME",
         of="checkpoint_every",
+        needs="--checkpoint-every auto or --survive",
     )
     checkpoint_background: bool = option(
         True,
@@ -499,6 +546,7 @@ class _DeviceOptions:
         bool,
         "of cuda: round float32 to 10 bits before products; by default PYDTNN_TF32 or true",
         of="device",
+        needs="--device cuda --dtype float32",
     )
     graph: bool = option(
         True, "of cuda: replay the training step as one CUDA graph where possible", of="device"
@@ -514,6 +562,7 @@ class _DeviceOptions:
         str,
         "with --recompute auto: recompute as little as possible within it, per rank: 2GiB",
         metavar="SIZE",
+        needs="--recompute auto or --parallel auto or --parallel schedule=auto",
     )
     threads: int | None = option(
         int,
@@ -545,6 +594,7 @@ class _CommunicationOptions:
         False,
         "continue without ranks that fail, or are late by --timeout; requires Open MPI and mpirun "
         "--with-ft ulfm: docs/survival.md",
+        excludes={"--device cuda": HOST, "--virtual-ranks": OMIT},
     )
     min_ranks: int = option(
         1, "with fewer ranks, save a checkpoint and end with status 75", at_least=1, of="survive"
@@ -568,6 +618,7 @@ class _CommunicationOptions:
         "rule",
         "how arrays are summed: rule is MPI's own way inside a host and a schedule between hosts, "
         "vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
+        needs={"--allreduce !vendor --device cuda": "--comm mpi"},  # NCCL has its own
     )
     overlap: bool = option(True, "exchange gradients while backward runs", of="scheme")
     bucket_bytes: int | None = option(
@@ -581,9 +632,14 @@ class _CommunicationOptions:
         "transport of arrays between GPUs: auto is nccl if there are several ranks; mpi copies "
         "through host memory",
         among=("auto", "mpi", "nccl"),
+        needs={"--comm nccl": "--device cuda"},
     )
     cuda_aware: bool = option(
-        False, "of mpi: pass GPU arrays directly to the MPI library", of="comm"
+        False,
+        "of mpi: pass GPU arrays directly to the MPI library",
+        of="comm",
+        needs="--device cuda --comm mpi",
+        excludes={"--allreduce !vendor": "omit one, as it sums in host memory"},
     )
     check_messages: bool = option(
         False, "compare the arguments of every call across ranks, to find errors in a scheme"
@@ -602,11 +658,14 @@ class _CommunicationOptions:
         "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, "
         "path/to/file.py:function, or auto, the fastest by the performance model",
         of="parallel.schedule",
+        needs="--parallel pipeline=2 or --parallel auto --parallel schedule=auto",
     )
     plan: str | None = option(
         str,
         "how the network is cut along axes besides data: a strategy, a YAML file, or rules in "
         "braces; by default each axis is used for the strategy of its name",
+        needs="--parallel",
+        excludes={"--parallel auto": OMIT},
     )
 
 
@@ -621,6 +680,11 @@ class _VirtualOptions:
         "--platform: docs/virtual-ranks.md",
         at_least=1,
         at_most=1024,
+        needs="--platform; name one such as cpu-1gbit, or make one by pydtnn calibrate",
+        excludes={
+            "--device cuda": HOST,
+            "--loader-threads !0": "omit it, as batches are made when they are needed",
+        },
     )
     platform: str | None = option(
         str,
@@ -664,8 +728,11 @@ class TrainConfig(
                 f"{self.warmup_epochs:g}; shorten the warm-up or increase --epochs"
             )
         read_formats(self.formats, self.dtype, self.device)
-        self.check_intervals()
-        self.traced_steps()
+        if parse_interval("train: --survive buddy_interval", self.buddy_interval).epochs:
+            raise ValueError(
+                "train: --survive buddy_interval must be a time, steps or auto, got "
+                f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
+            )
         read_axes(self.parallel)
         check_combinations(self)
 
@@ -688,83 +755,6 @@ class TrainConfig(
         chosen = ((Mixup, self.mixup), (CutMix, self.cutmix))
         return tuple(mixing(alpha) for mixing, alpha in chosen if alpha is not None)
 
-    def check_intervals(self) -> None:
-        """Raise ValueError if an interval or a factor is invalid."""
-        parse_quantity("train: --checkpoint-every mtbf", self.mtbf, "s")
-        if parse_interval("train: --survive buddy_interval", self.buddy_interval).epochs:
-            raise ValueError(
-                "train: --survive buddy_interval must be a time, steps or auto, got "
-                f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
-            )
-        if self.checkpoint_every is not None:
-            parse_interval("train: --checkpoint-every", self.checkpoint_every)
-        if 0 < self.straggler_factor < 1:
-            raise ValueError(
-                "train: --straggler-factor must be 0 or at least 1, got "
-                f"{self.straggler_factor:g}; use 1.5 for ranks that take half as long again"
-            )
-
-    def traced_steps(self) -> range | None:
-        """Return the steps of `trace_steps`; None for all that happens.
-
-        Raises
-        ------
-        ValueError
-            If the text is not a range of at least one step.
-        """
-        if self.trace_steps is None:
-            return None
-        found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", self.trace_steps)
-        steps = range(*map(int, found.groups())) if found else range(0)
-        if not steps:
-            raise ValueError(
-                "train: --trace steps must be a range of at least one step, such as 10:20, got "
-                f"{self.trace_steps!r}"
-            )
-        return steps
-
-
-SWITCHES = ("load", "compress", "exact", "survive", "trace", "tensorboard", "virtual_ranks")
-"""Options without which those in their values have no effect."""
-
-NEEDS = {
-    "--resume": "--output-dir; name the folder of the run: --resume FOLDER",
-    "--evaluate-only": "--load or --resume",
-    "--virtual-ranks": "--platform; name one such as cpu-1gbit, or make one by pydtnn calibrate",
-    "--comm nccl": "--device cuda",
-    "--comm cuda_aware": "--device cuda --comm mpi",
-    "--allreduce !vendor --device cuda": "--comm mpi",  # NCCL has its own
-    "--device tf32": "--device cuda --dtype float32",
-    "--exact": "--global-batch-size; set the number of samples",
-    "--lr-scaling base_batch": "--lr-scaling",
-    "--schedule plateau_factor": "--schedule plateau",
-    "--plan": "--parallel",
-    "--parallel schedule": "--parallel pipeline=2 or --parallel auto --parallel schedule=auto",
-    "--checkpoint-every mtbf": "--checkpoint-every auto or --survive",
-    "--memory-limit": "--recompute auto or --parallel auto or --parallel schedule=auto",
-    **{
-        own.label: flags(TrainConfig)[name].spelling
-        for name in SWITCHES
-        for own in MEMBERS[name].values()
-    },
-}
-"""What options need, and what to do; "!" precedes a value that does not need it."""
-
-HOST, OMIT = "use --device cpu or numpy", "omit one of them"
-
-EXCLUDES = {
-    "--quiet": {"--verbose or --progress bar or --progress plain": OMIT},
-    "--virtual-ranks": {
-        "--device cuda": HOST,
-        "--loader-threads !0": "omit it, as batches are made when they are needed",
-    },
-    "--survive": {"--device cuda": HOST, "--virtual-ranks": OMIT},
-    "--checkpoint-every": {"--checkpoint-every epochs or --checkpoint-every steps": OMIT},
-    "--comm cuda_aware": {"--allreduce !vendor": "omit one, as it sums in host memory"},
-    "--plan": {"--parallel auto": OMIT},
-}
-"""What options exclude, besides the features that they choose, and why or what to do."""
-
 
 def check_combinations(config: TrainConfig) -> None:
     """Raise ValueError if an option lacks another one, or two cannot be combined."""
@@ -772,18 +762,16 @@ def check_combinations(config: TrainConfig) -> None:
     def find(name: str) -> str:
         return _typed_among(config, FEATURES[name].options if name in FEATURES else name)
 
-    parts = {option: text.partition("; ") for option, text in NEEDS.items()}
-    needed = {option: Feature(needs={p[0]: p[1] + p[2]}) for option, p in parts.items()}
-    excluded = {option: Feature(excludes=others) for option, others in EXCLUDES.items()}
-    for features in (needed, excluded, FEATURES):
-        for feature, other, lacks, why in conflicts(features, find):
-            if lacks:
-                text = FEATURES[other].options if other in FEATURES else f"{other}{why}"
-                raise ValueError(f"train: {find(feature)} requires {text}")
-            advice = why.rpartition("; ")[2]
-            raise ValueError(
-                f"train: {find(feature)} cannot be combined with {find(other)}; {advice}"
-            )
+    known = flags(TrainConfig).values()
+    for option, text in (item for own in known for item in own.needs.items()):
+        if (found := find(option)) and not find(text.partition("; ")[0]):
+            raise ValueError(f"train: {found} requires {text}")
+    excluded = {own.label: Feature(excludes=own.excludes) for own in known}
+    for feature, other, lacks, why in conflicts(excluded | FEATURES, find):
+        if lacks:
+            raise ValueError(f"train: {find(feature)} requires {FEATURES[other].options}")
+        advice = why.rpartition("; ")[2]
+        raise ValueError(f"train: {find(feature)} cannot be combined with {find(other)}; {advice}")
 
 
 def _typed_among(config: TrainConfig, options: str) -> str:

@@ -158,10 +158,10 @@ def _communicate(config: TrainConfig, comm: Communicator, cupy: Any) -> tuple[Co
 
 
 def _fetch(config: TrainConfig, comm: Communicator, *, again: bool) -> None:
-    """Check the folder of `--trace`, unless it is that of an attempt before, and download data."""
+    """Check the options of `--trace`, unless an attempt before has, and download data."""
     if config.trace is not None and not again:
         tool = together(comm, find_tool, "tracing", "train: --trace")
-        tool.check_folder(config.trace, comm, "train: --trace")
+        tool.prepare(config, comm)
     if config.download:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline

@@ -27,7 +27,6 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"model": 44}, "--model must be text, got 44"),
         ({"download": 1}, "--download must be true or false, got 1"),
         ({"tf32": 1}, "--device tf32 must be true or false, got 1"),
-        ({"straggler_factor": 0.99}, "--straggler-factor must be 0 or at least 1, got 0.99"),
         # what does not go together
         ({"warmup_epochs": 4}, "--warmup-epochs must be below --epochs 4, got 4"),
         ({"evaluate_only": True}, "--evaluate-only requires --load or --resume"),
@@ -57,7 +56,6 @@ RING = {"allreduce": "ring", "device": "cuda"}
             "combined with --checkpoint-every steps",
         ),
         ({"buddy_interval": "2 epochs", "survive": True}, "must be a time, steps or auto, got"),
-        ({"quiet": True, "progress": "bar"}, "--quiet cannot be combined with --progress bar"),
         ({"parallel": "auto", "plan": "filter"}, "--plan cannot be combined with --parallel auto"),
         # features of training, as a trainer refuses them
         (STAGES | {"accumulation": 2}, "pipeline=2 cannot be combined with --accumulation; use"),

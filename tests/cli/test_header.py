@@ -2,8 +2,6 @@
 
 import shlex
 
-import pytest
-
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import parse
 from pydtnn.cli.report import not_default
@@ -64,12 +62,6 @@ def test_the_result_is_all_that_a_quiet_run_prints(tmp_path, capsys):
     assert capsys.readouterr() == (f"{line}\n", "")
     assert main(["--quiet", "--resume", str(tmp_path), "--evaluate-only"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-@each("other", ["--verbose", "--progress=bar", "--progress=plain"])
-def test_quiet_is_not_combined_with_more_output(other):
-    with pytest.raises(ValueError, match="train: --quiet cannot be combined with --"):
-        parse(["--quiet", other])
 
 
 @each(("style", "lines"), [("plain", 1), ("none", 0)])

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.cli.config import EXCLUDES, NEEDS, TrainConfig, flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.training.capabilities import FEATURES, why_not
 from tests import combinations
 from tests.each import each
 from tests.small_training import small_trainer
 from tests.test_imports import ROOT
+
+NEEDS = {option: text for own in flags(TrainConfig).values() for option, text in own.needs.items()}
+EXCLUDES = {own.label: own.excludes for own in flags(TrainConfig).values() if own.excludes}
 
 RULES = [
     (name, other, why, needed)

@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydtnn.comm import Communicator
+from pydtnn.comm.agree import together
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.tools.tracing.recorder import Recorder
 from pydtnn.tools.tracing.writing import Trace, check_folder
+from pydtnn.utils import clock
 from pydtnn.utils.machine import cpu_name
 
-__all__ = ["Recorder", "check_folder", "traced"]
+__all__ = ["prepare", "recorder_of", "traced"]
+
+
+def prepare(config: Any, comm: Communicator) -> None:
+    """Check the options of a trace before a run. Collective: all ranks call it.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if steps are not a range, or the folder cannot be written or has a trace.
+    """
+    together(comm, steps_of, config.trace_steps)
+    check_folder(config.trace, comm, "train: --trace")
+
+
+def steps_of(text: str | None) -> range | None:
+    """Return the steps of ``--trace FOLDER:steps=FIRST:STOP``; None for all that happens.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a range of at least one step.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    steps = range(*map(int, found.groups())) if found else range(0)
+    if not steps:
+        raise ValueError(
+            "train: --trace steps must be a range of at least one step, such as 10:20, got "
+            f"{text!r}"
+        )
+    return steps
+
+
+def recorder_of(config: Any) -> Recorder:
+    """Return the recorder of a run."""
+    return Recorder(steps_of(config.trace_steps), clock.virtual())
 
 
 @contextlib.contextmanager

@@ -19,16 +19,19 @@ OPTIONS = [*TINY, "--epochs=1", "--tuning=fixed"]
     [
         (["--trace-steps=1:2"], "train: --trace steps requires --trace"),
         (["--trace-kernels"], "train: --trace kernels requires --trace"),
-        (["--trace=folder", "--trace-steps=10"], "train: --trace steps must be a range of at"),
-        (["--trace=folder", "--trace-steps=5:5"], "one step, such as 10:20, got '5:5'"),
-        (["--trace=folder", "--trace-steps=a:b"], "one step, such as 10:20, got 'a:b'"),
-        (["--trace=folder", "--trace-steps=-1:5"], "one step, such as 10:20, got '-1:5'"),
-        (["--trace=folder", "--trace-steps=1:2:3"], "one step, such as 10:20, got '1:2:3'"),
     ],
 )
 def test_invalid_options_are_refused(options, problem):
     with pytest.raises(ValueError, match=problem):
         parse(options)
+
+
+@each("text", ["10", "5:5", "a:b", "-1:5", "1:2:3"])
+def test_steps_that_are_no_range_are_refused_before_training(text, tmp_path, capsys):
+    assert main([*OPTIONS, f"--trace={tmp_path}/t:steps={text}", f"--output-dir={tmp_path}/r"]) == 1
+    words = f"--trace steps must be a range of at least one step, such as 10:20, got '{text}'"
+    assert words in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_run_writes_its_trace_and_says_so(tmp_path, capsys):

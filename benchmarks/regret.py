@@ -37,7 +37,8 @@ from pydtnn.tools.perfmodel.job import platform_of, predict_job
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.search import search
-from pydtnn.training.workload import Workload, WorkloadRank
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank
+from pydtnn.training.workload import Workload
 from pydtnn.utils import clock
 from pydtnn.utils.units import parse_shape
 

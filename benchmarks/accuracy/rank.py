@@ -28,8 +28,9 @@ from pydtnn.tools.perfmodel.job import platform_of
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import Processor, SharedCores
 from pydtnn.tools.perfmodel.virtual.steps import STEPS, simulate
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank, period
 from pydtnn.training.preparation import autotune
-from pydtnn.training.workload import Workload, WorkloadRank, period
+from pydtnn.training.workload import Workload
 from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3

@@ -24,7 +24,8 @@ from pydtnn.tools.perfmodel.calibration.sample import processor_clock
 from pydtnn.tools.perfmodel.compute import AnalyticCosts, Label
 from pydtnn.tools.perfmodel.compute.classes import classify
 from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.training.workload import Workload, WorkloadRank
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank
+from pydtnn.training.workload import Workload
 from pydtnn.utils.observer import Kind, Observer
 
 CASES = {

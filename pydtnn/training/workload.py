@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.schedules.rule import RULE, create_allreduce
-from pydtnn.data import Batch
-from pydtnn.data.order import assign_shards
+from pydtnn.comm.schedules.rule import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model import Model
-from pydtnn.model.model import example_input
 from pydtnn.models import create_net
 from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.optimizers.loss_scale import LossScale
@@ -32,10 +29,7 @@ from pydtnn.parallel.sums import Sums
 from pydtnn.training.batch_checks import DEFAULT_PER_RANK
 from pydtnn.training.capabilities import FEATURES
 from pydtnn.training.checks import check_options
-from pydtnn.training.preparation import halved_in_flight, micro_batches_in_flight
 from pydtnn.training.setup import Setup
-from pydtnn.training.trainer import Trainer
-from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
 
 WHO = "Workload"
@@ -366,31 +360,6 @@ def clipping_of(optimizer: Optimizer) -> int:
     return 0 if optimizer.clip_norm is None else 1 if optimizer.scales else 3
 
 
-TIMED: dict[str, tuple[Any, ...]] = {
-    "exact": (False,),
-    "freeze": ((),),
-    "check_messages": (False,),
-    "device": ("cpu",),
-    "tuning": (None, "measure", "fixed"),
-}
-"""Values that steps of `WorkloadRank` have, of fields that are limited."""
-
-
-def first_unknown(work: Workload, known: Mapping[str, tuple[Any, ...]]) -> str:
-    """Return the first field whose value is not one of the known ones; empty if there is none."""
-    return next((name for name, values in known.items() if getattr(work, name) not in values), "")
-
-
-def check_timed(work: Workload) -> None:
-    """Raise ValueError if `WorkloadRank` cannot run a value, or there are too few samples."""
-    if name := first_unknown(work, TIMED):
-        raise ValueError(
-            f"{WHO}: {name} must be {' or '.join(map(repr, TIMED[name]))} for steps that are timed "
-            f"or measured, got {getattr(work, name)!r}; omit it"
-        )
-    work.samples_per_rank  # noqa: B018  raises ValueError
-
-
 def names_of_fields() -> tuple[str, ...]:
     """Return the names of all fields of a `Workload`."""
     return tuple(one.name for one in fields(Workload))
@@ -398,114 +367,3 @@ def names_of_fields() -> tuple[str, ...]:
 
 def _name_of(part: Any) -> str:
     return str(getattr(part, "__name__", part))
-
-
-class WorkloadRank:
-    """A rank of a workload that is ready for training steps. Collective: all ranks construct it.
-
-    Steps are those of `Trainer.train_step` on one batch of random numbers, without a loader.
-
-    Parameters
-    ----------
-    workload : Workload
-    comm : Communicator
-        Of as many ranks as the workload has.
-    backend : Backend, optional
-    observers : sequence of Observer
-
-    Attributes
-    ----------
-    trainer : Trainer
-    batch : Batch
-    largest : int
-        Samples of the largest pass.
-    """
-
-    def __init__(
-        self,
-        workload: Workload,
-        comm: Communicator,
-        *,
-        backend: Backend | None = None,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        if comm.size != workload.ranks:
-            raise ValueError(
-                f"{WHO}: expected {workload.ranks} ranks for {workload.name}, got {comm.size}; use "
-                "other axes"
-            )
-        check_timed(workload)
-        comm, self.uses_up = create_allreduce(workload.allreduce, comm), workload.uses_up
-        mesh = Mesh(comm, **workload.axes) if workload.axes else None
-        data = comm if mesh is None else mesh.data
-        backend = backend or workload.create_backend()
-        model = workload.create_model(workload.create_net(), backend, mesh)
-        self.trainer = Trainer(
-            model,
-            workload.create_optimizer(),
-            metrics=(),
-            exchange=workload.create_exchange(data),
-            progress=False,
-            observers=observers,
-            check_equal=0,
-            **_auxiliary(len(model.output_shapes)),
-            **workload.trainer_options(),
-        )
-        self.trainer.exchange.start(model.buckets)
-        self.batch = self._create_batch(workload, data)
-        self._choose_segments()
-
-    def _create_batch(self, workload: Workload, data: Communicator) -> Batch:
-        """Create this rank's part of the batch, and of its samples."""
-        parts = self.trainer.accumulation
-        rows, shards = assign_shards(workload.batch, data.size * parts, data.rank, data.size)
-        self.largest = -(-workload.batch // (data.size * parts))
-        samples = np.arange(workload.batch)[rows]
-        rng = np.random.default_rng(data.rank)
-        model = self.trainer.model
-        node = model.graph.inputs[0]
-        shape = workload.input_shape if node.part is None else node.shape
-        x = example_input(node, shape, len(samples), rng)
-        positions = model.output_shape[:-1]  # of sequences
-        y = rng.integers(workload.classes, size=(len(samples), *positions))
-        return Batch(
-            x.astype(model.dtype), y, samples, 0, workload.batch, shards if parts > 1 else ()
-        )
-
-    def _choose_segments(self) -> None:
-        """Choose what is recomputed for this batch size, as `Trainer.fit` does."""
-        trainer = self.trainer
-        if trainer.model.recompute is not None:
-            slots = len(trainer.optimizer.slots)
-            trainer.model.choose_segments(self.largest, slots=slots, in_flight=self.in_flight)
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches whose saved values exist at a time."""
-        return micro_batches_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
-
-    @property
-    def halved(self) -> int:
-        """Those of them that are between the halves of backward."""
-        return halved_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
-
-    def step(self) -> None:
-        """Run a training step. Collective: all ranks call it."""
-        self.trainer.train_step(self.batch)
-
-
-def _auxiliary(outputs: int) -> dict[str, Any]:
-    """Return the arguments of `Trainer` for a model of several outputs."""
-    return {"auxiliary_weights": [1.0] * (outputs - 1)} if outputs > 1 else {}
-
-
-def period(workload: Workload) -> int:
-    """Return the number of steps after which communication repeats: that of local SGD, for example.
-
-    >>> period(Workload("mlp", (4, 4, 1), scheme="local_sgd", scheme_options={"period": 4}))
-    4
-    """
-    options = {**workload.scheme_options}
-    options.pop("copies", None)  # of one rank there is one
-    alone = replace(workload, scheme_options=options).create_exchange(Serial())
-    return int(getattr(alone, "period", 1))

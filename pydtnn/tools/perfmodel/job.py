@@ -31,7 +31,8 @@ from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
 from pydtnn.tools.perfmodel.virtual.steps import MAX_RANKS, STEPS, predict
-from pydtnn.training.workload import TIMED, Workload, first_unknown
+from pydtnn.tools.perfmodel.workload_rank import TIMED, first_unknown
+from pydtnn.training.workload import Workload
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
 

@@ -32,8 +32,9 @@ from pydtnn.tools.perfmodel.prediction import (
     StepTime,
 )
 from pydtnn.tools.perfmodel.timing import Tables
+from pydtnn.tools.perfmodel.workload_rank import first_unknown
 from pydtnn.training.batch_checks import DEFAULT_PER_RANK
-from pydtnn.training.workload import SHARDED, Workload, first_unknown
+from pydtnn.training.workload import SHARDED, Workload
 
 SCRATCH = 0.75
 """Memory of a schedule for parts of arrays that are received and added, relative to the gradients,

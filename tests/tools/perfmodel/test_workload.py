@@ -2,7 +2,8 @@ import pytest
 
 from pydtnn.comm import Serial, run_threads
 from pydtnn.tools.perfmodel.virtual.steps import predict
-from pydtnn.training.workload import Workload, WorkloadRank, period
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank, period
+from pydtnn.training.workload import Workload
 from tests.each import each
 from tests.tools.perfmodel.small import small_work
 

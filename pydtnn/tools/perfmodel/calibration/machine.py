@@ -17,7 +17,8 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
-from pydtnn.training.workload import Workload, WorkloadRank
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank
+from pydtnn.training.workload import Workload
 from pydtnn.utils.files import unwritable, write_through
 
 WRITTEN = 32 << 20

@@ -32,7 +32,8 @@ from pydtnn.model.model import Model, example_inputs
 from pydtnn.tools.perfmodel.calibration.sample import excess
 from pydtnn.tools.perfmodel.compute.analytic import accesses
 from pydtnn.tools.perfmodel.compute.classes import classify
-from pydtnn.training.workload import Workload, WorkloadRank
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank
+from pydtnn.training.workload import Workload
 from pydtnn.utils.observer import Kind, Observer
 
 REPEATS = 7

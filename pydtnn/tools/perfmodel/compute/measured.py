@@ -19,8 +19,9 @@ from pydtnn.comm.waiting import sleeps
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.tools.perfmodel.compute.profile import Profile, RankProfile
 from pydtnn.tools.perfmodel.compute.segments import SegmentTimes
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank
 from pydtnn.training.preparation import autotune
-from pydtnn.training.workload import Workload, WorkloadRank
+from pydtnn.training.workload import Workload
 from pydtnn.utils.request import Completed, Request
 
 SPREAD = 0.1

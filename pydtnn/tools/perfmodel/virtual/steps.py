@@ -30,7 +30,8 @@ from pydtnn.tools.perfmodel.virtual.clock import RankClock
 from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.tools.perfmodel.virtual.run import run_virtual
-from pydtnn.training.workload import Workload, WorkloadRank, check_timed, period
+from pydtnn.tools.perfmodel.workload_rank import WorkloadRank, check_timed, period
+from pydtnn.training.workload import Workload
 from pydtnn.utils import clock
 
 WHO = "predict"

@@ -4,6 +4,7 @@ PYTHON ?= python3
 MPI ?= mpich
 TORCH ?= torch==2.13.0
 DEMO_FLAGS ?=
+LADDER_FLAGS ?=
 PYTEST_FLAGS ?=
 MINUTES ?= 1
 KIND ?= all
@@ -64,7 +65,7 @@ test: $(TESTED)
 # The ladders of an allreduce, on virtual ranks, and of kernels, from the definition to what libraries do, on this machine.
 ladder: $(QUICK)
 	$(RUN) lessons/allreduce/steps.py
-	$(RUN) lessons/kernels/ladder.py
+	$(RUN) lessons/kernels/ladder.py $(LADDER_FLAGS)
 
 # The fast tests of the library without its tools and the code for GPUs.
 test-core: $(TESTED)

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from pydtnn.kernels.cpu.isa import runs
 from tests.ahead import mpiexec
 from tests.launch import ROOT
 from tests.size import lines_of_code
@@ -258,12 +259,40 @@ def test_a_ring_takes_the_time_of_its_formula(steps):
 RUNGS = sorted(path for path in (FOLDER / "kernels").glob("*_*.c"))
 
 
+TARGETS = {"machine": ["-march=native"], "avx2": ["-mavx2", "-mfma"], "generic": []}
+"""Vectors of 64 bytes where the machine has them, of 32, and those of any processor."""
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("path", RUNGS, ids=lambda path: path.stem)
-def test_a_rung_computes_what_numpy_does_and_is_short(path, lesson, monkeypatch, tmp_path):
+def test_a_rung_computes_what_numpy_does(path, target, lesson, monkeypatch, tmp_path):
+    if target == "avx2" and not runs(target):
+        pytest.skip("this machine has no AVX2")
     monkeypatch.syspath_prepend(str(FOLDER / "kernels"))
     ladder = importlib.import_module("ladder")
-    ladder.check(path.stem, ladder.compiled(path.stem, tmp_path))
-    assert path.read_text().count("\n") <= 80
+    ladder.check(path.stem, ladder.compiled(path.stem, tmp_path, TARGETS[target]))
+
+
+def test_rungs_are_short_and_in_the_table_of_contents():
+    table = (FOLDER / "README.md").read_text()
+    for path in [*RUNGS, *(FOLDER / "kernels").glob("*.h")]:
+        assert path.read_text().count("\n") <= 80, path.name
+        assert path.suffix == ".h" or f"(kernels/{path.name})" in table
+
+
+def test_the_speeds_of_rungs_and_libraries_are_printed_and_drawn(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(FOLDER / "kernels"))
+    ladder = importlib.import_module("ladder")
+    monkeypatch.setattr(ladder, "PRODUCT", (24, 40, 16))
+    monkeypatch.setattr(ladder, "IMAGES", (1, 8, 8, 16, 16))
+    monkeypatch.setattr(ladder, "LEAST_S", 0)
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "--plot", str(tmp_path / "ladder.png")])
+    ladder.main()
+    printed = capsys.readouterr().out
+    for name in [path.stem for path in RUNGS] + ["NumPy", "pydtnn", "pydtnn fused"]:
+        assert re.search(rf"^{name} .* GFLOP/s .* of the roof$", printed, re.MULTILINE), name
+    assert (tmp_path / "ladder.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("number", LESSONS)

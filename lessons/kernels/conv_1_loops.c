@@ -1,7 +1,10 @@
 /* 1 The definition: an output is the sum over 3 x 3 positions and all channels of the input.
-   x (n, h + 2, w + 2, c) with a frame of zeros, f (3, 3, c, o), y (n, h, w, o). Filters are read with
-   a stride of o floats, and the sum is one chain. */
-void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, int o) {
+   images (n, h, w, c), x with a frame of zeros (n, h + 2, w + 2, c), f (3, 3, c, o), y (n, h, w,
+   o). Filters are read with a stride of o floats, and the sum is one chain. */
+#include "frame.h"
+
+void conv(const float *images, const float *f, float *y, int n, int h, int w, int c, int o) {
+    float *x = framed(images, n, h, w, c);
     for (int s = 0; s < n; s++)
         for (int p = 0; p < h; p++)
             for (int q = 0; q < w; q++)
@@ -14,4 +17,5 @@ void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, 
                                        f[((i * 3 + j) * c + l) * o + r];
                     y[((s * h + p) * w + q) * o + r] = sum;
                 }
+    free(x);
 }

@@ -1,7 +1,7 @@
-/* 4 Direct, with a tile of registers: six neighbouring outputs and some vectors of their channels.
-   Inputs are read from the image itself, of which a row fits the first cache: no copy. The inputs of
-   neighbours are c floats apart; the vectors of filters serve them all. */
-#include "vectors.h"
+/* 4 Direct, with a tile of registers: six neighbouring outputs, some vectors of their channels.
+   Inputs are read from the framed image itself, of which a row fits the first cache: no columns.
+   The inputs of neighbours are c floats apart; the vectors of filters serve them all. */
+#include "frame.h"
 
 static void tile(const float *x, const float *f, float *y, int rows, int wide, int c, int o,
                  int columns) {
@@ -26,7 +26,8 @@ static void tile(const float *x, const float *f, float *y, int rows, int wide, i
 }
 
 /* o must be a multiple of V. */
-void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, int o) {
+void conv(const float *images, const float *f, float *y, int n, int h, int w, int c, int o) {
+    float *x = framed(images, n, h, w, c);
     for (int s = 0; s < n; s++)
         for (int p = 0; p < h; p++)
             for (int r = 0; r < o; r += WIDE * V)
@@ -34,4 +35,5 @@ void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, 
                     tile(x + (((long)s * (h + 2) + p) * (w + 2) + q) * c, f + r,
                          y + (((long)s * h + p) * w + q) * o + r, least(OUTPUTS, w - q), w + 2, c,
                          o, least(WIDE, (o - r) / V));
+    free(x);
 }

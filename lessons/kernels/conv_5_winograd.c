@@ -1,8 +1,10 @@
 /* 5 Winograd: four outputs from 16 multiplications instead of 36.
-   A tile of 4 x 4 inputs (B' d B) and the filters (G g G') are transformed by additions; their products
-   for each of 16 positions, summed over channels, are 16 matrix products; A' m A gives 2 x 2 outputs
-   (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016). 2.25 times fewer
-   multiplications, paid by transforms and memory: it wins with many channels. The last bits differ. */
+   Additions transform a tile of 4 x 4 inputs (B' d B) and the filters (G g G'); the products of
+   both for each of 16 positions, summed over channels, are 16 matrix products; A' m A gives 2 x 2
+   outputs (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016). It has 2.25
+   times fewer multiplications, but its 16 products are short, each is packed, and all transforms
+   go through memory: alone it is slower than rung 4, and it is what rungs 6 and 7 build on. */
+#include "frame.h"
 #include "product_6_packed.c"
 
 /* B' d for four rows of `columns` floats, which are `line` floats apart. */
@@ -34,15 +36,17 @@ static void transform_filters(const float *f, float *u, int size) { /* (3, 3, c 
     }
 }
 
-/* h and w must be even. */
-void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, int o) {
-    int tiles = h / 2 * (w / 2);
-    float *u = malloc(sizeof(float) * 16 * ((long)c * o + (long)tiles * (c + o) + c));
+/* Tiles that would cross the edge begin earlier: some outputs are computed twice. */
+void conv(const float *images, const float *f, float *y, int n, int h, int w, int c, int o) {
+    int across = (w + 1) / 2, tiles = (h + 1) / 2 * across;
+    float *x = framed(images, n, h, w, c);
+    float *u = lines(16 * ((long)c * o + (long)tiles * (c + o) + c));
     float *v = u + 16L * c * o, *m = v + 16L * tiles * c, *half = m + 16L * tiles * o;
     transform_filters(f, u, c * o);
     for (int s = 0; s < n; s++) {
         for (int t = 0; t < tiles; t++) {
-            const float *d = x + ((s * (h + 2L) + t / (w / 2) * 2) * (w + 2) + t % (w / 2) * 2) * c;
+            int p = least(t / across * 2, h - 2), q = least(t % across * 2, w - 2);
+            const float *d = x + ((s * (h + 2L) + p) * (w + 2) + q) * c;
             rows4(d, half, 4 * c, (w + 2) * c); /* (4, 4 c): B' d */
             for (int i = 0; i < 4; i++) {
                 float out[4 * c];
@@ -52,9 +56,11 @@ void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, 
             }
         }
         for (int i = 0; i < 16; i++)
-            product(v + (long)i * tiles * c, u + (long)i * c * o, m + (long)i * tiles * o, tiles, o, c);
+            product(v + (long)i * tiles * c, u + (long)i * c * o, m + (long)i * tiles * o, tiles, o,
+                    c);
         for (int t = 0; t < tiles; t++) {
-            float *to = y + ((s * (long)h + t / (w / 2) * 2) * w + t % (w / 2) * 2) * o;
+            int p = least(t / across * 2, h - 2), q = least(t % across * 2, w - 2);
+            float *to = y + ((s * (long)h + p) * w + q) * o;
 #define M(i, j) m[(((i) * 4L + (j)) * tiles + t) * o + l]
             for (int l = 0; l < o; l++) {
                 float top[4], low[4]; /* A' m */
@@ -70,4 +76,5 @@ void conv(const float *x, const float *f, float *y, int n, int h, int w, int c, 
         }
     }
     free(u);
+    free(x);
 }

@@ -9,6 +9,10 @@ enum { DEPTH = 256, HEIGHT = ROWS * 8 };
 
 static void tile(const float *a, const float *b, float *c, int rows, int columns, int n, int k) {
     vec sums[ROWS][2] = {0};
+    for (int i = 0; i < rows; i++) { /* c comes from memory while the sums are computed */
+        __builtin_prefetch(c + (long)i * n, 1);
+        __builtin_prefetch(c + (long)i * n + V, 1);
+    }
     for (int l = 0; l < k; l++, a += ROWS, b += 2 * V) {
         vec left = load(b), right = load(b + V);
 #pragma GCC unroll 16
@@ -33,15 +37,17 @@ static void tile(const float *a, const float *b, float *c, int rows, int columns
 
 /* Copy `lines` rows of a, or columns of b, as panels of `width` with zeros at the edge. */
 static void pack(const float *x, float *to, int lines, int depth, int line, int step, int width) {
-    for (int i0 = 0; i0 < lines; i0 += width)
-        for (int l = 0; l < depth; l++)
-            for (int i = i0; i < i0 + width; i++)
-                *to++ = i < lines ? x[(long)i * line + (long)l * step] : 0;
+    for (int i0 = 0; i0 < lines; i0 += width, x += (long)width * line) {
+        int there = least(width, lines - i0);
+        for (int l = 0; l < depth; l++, to += width)
+            for (int i = 0; i < width; i++)
+                to[i] = i < there ? x[i * (long)line + l * (long)step] : 0;
+    }
 }
 
 void product(const float *a, const float *b, float *c, int m, int n, int k) {
     int wide = (n + 2 * V - 1) / (2 * V) * 2 * V;
-    float *panels = malloc(sizeof(float) * DEPTH * (wide + HEIGHT)), *rows = panels + DEPTH * wide;
+    float *panels = lines((long)DEPTH * (wide + HEIGHT)), *rows = panels + (long)DEPTH * wide;
     memset(c, 0, sizeof(float) * m * n);
     for (int l = 0; l < k; l += DEPTH) {
         int depth = least(DEPTH, k - l);

@@ -82,7 +82,7 @@ OTHERS = {
     ],
     "runs": [["runs", "--sort=nonsense"], ["runs", "--diff", "a", "none"]],
     "oracle": [
-        ["--model=mlp", "--platform=nonsense", "--json=new/x.json"],
+        ["--model=mlp", "--platform=nonsense", "--csv=new/x.csv"],
         ["--model=mlp", "--platform=cpu-1gbit", "--ranks=0", "--csv=new/x.csv"],
     ],
     "search": [["none.yaml"], ["sampler.yaml"], ["option.yaml"], ["value.yaml"]]

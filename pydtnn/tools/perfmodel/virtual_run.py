@@ -12,8 +12,6 @@ from pydtnn.utils.errors import AgreedError
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
-    from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
-    from pydtnn.tools.perfmodel.platform import Platform
 
 
 def run_on_virtual_ranks(
@@ -35,9 +33,12 @@ def run_on_virtual_ranks(
     AgreedError
         If there are several processes.
     """
+    from pydtnn.cli.build import create_optimizer
+    from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.tools.perfmodel.platform import Platform
     from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
     from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
+    from pydtnn.training.workload import clipping_of
 
     assert config.virtual_ranks is not None
     assert config.platform is not None
@@ -47,25 +48,15 @@ def run_on_virtual_ranks(
         )
     platform = Platform.load(config.platform)
     disturbances = NONE if config.disturb is None else Disturbances.load(config.disturb)
-    costs = create_costs(config, platform)
+    rule = create_optimizer(config, 1, 1)
+    slots, clipping = len(rule.slots), clipping_of(rule)
     run_virtual(
         program,
         network=platform.network(config.virtual_ranks),
-        costs=costs,
+        costs=AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping),
         processor=Processor.of(platform),
         disturbances=disturbances.on(platform, config.virtual_ranks),
     )
-
-
-def create_costs(config: TrainConfig, platform: Platform) -> AnalyticCosts:
-    """Return the time of computation, by the rates of the platform."""
-    from pydtnn.cli.build import create_optimizer
-    from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
-    from pydtnn.training.workload import clipping_of
-
-    rule = create_optimizer(config, 1, 1)
-    slots, clipping = len(rule.slots), clipping_of(rule)
-    return AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping)
 
 
 def describe(job: Job, alone: float, wall: float) -> list[tuple[str, str]]:

@@ -70,10 +70,10 @@ def _rows(text: str) -> int:
 
 
 def _export(options: argparse.Namespace) -> None:
-    chosen = FORMATS[options.to]
-    path = Path(options.output or Path(options.folder) / chosen.output)
+    write, name = FORMATS[options.to]
+    path = Path(options.output or Path(options.folder) / name)
     timeline = load_timeline(options.folder)
-    chosen.write(timeline, path)
+    write(timeline, path)
     records = len(timeline.activities)
     messages = timeline.messages
     print(f"{path}: {records:,} activities and {len(messages):,} messages")

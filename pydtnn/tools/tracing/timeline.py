@@ -62,17 +62,13 @@ class MessageRecords:
 
     def pairs(self) -> Iterator[tuple[Message, Message]]:
         """Yield each message as its source and as its target have recorded it."""
-        return zip(message_rows(self.sent), message_rows(self.received), strict=True)
+        sides = (map(Message._make, side.tolist()) for side in (self.sent, self.received))
+        return zip(*sides, strict=True)
 
     @property
     def stop(self) -> np.ndarray:
         """When each was known to be complete on both sides, in ns."""
         return np.maximum(self.sent["stop"], self.received["stop"])
-
-
-def message_rows(messages: np.ndarray) -> Iterator[Message]:
-    """Yield the elements of an array of `MESSAGE`."""
-    return (Message(*values) for values in messages.tolist())
 
 
 def match_messages(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -96,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
     limited = {*kinds} - ({"data"} if options.batch_size else set())
     print("\n".join(table.of_limits(one for one in limits if one.kind in limited)))
     rows = [entry.to_json() for entries in swept.values() for entry in entries]
-    _write(rows, options, {"model": work.network, "platform": platform.name})
+    _write(rows, options)
 
 
 def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None:
@@ -165,14 +164,9 @@ def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
         print(f"  {point.text}: {winner}")
     pairs = [zip(found.points, entries, strict=True) for entries in found.entries.values()]
     rows = [{found.axis: point.value, **one.to_json()} for own in pairs for point, one in own]
-    _write(rows, options, {"sweep": found.axis})
+    _write(rows, options)
 
 
-def _write(
-    rows: Sequence[Mapping[str, Any]], options: argparse.Namespace, head: Mapping[str, Any]
-) -> None:
-    if options.json:
-        text = json.dumps({**head, "predictions": rows}, indent=1)
-        write_file("oracle", options.json, text.encode() + b"\n")
+def _write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
     if options.csv:
         write_file("oracle", options.csv, csv_of(rows).encode())

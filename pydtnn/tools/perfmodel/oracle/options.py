@@ -54,6 +54,7 @@ def create_parser() -> Parser:
         "--checkpoint-every auto chooses when checkpoints are written"
     )
     parser.removed["--plots"] = "--csv FILE writes all predictions, for any program that draws"
+    parser.removed["--json"] = "--csv FILE writes the same predictions"
     what = parser.add_argument_group("network and training")
     add_value(what, "--model", "NAME", "or path/to/file.py:function", required=True)
     add_value(what, "--shape --input", "H,W,C", "of a sample", "224,224,3")
@@ -82,7 +83,6 @@ def create_parser() -> Parser:
     tried.add_argument("--no-sharded", action="store_true", help="no sharded schemes")
     out = parser.add_argument_group("output")
     add_value(out, "--top", "N", "strategies per number of ranks", 1)
-    add_value(out, "--json", "FILE", "write all predictions", type=Path)
     add_value(out, "--csv", "FILE", "write all predictions", type=Path)
     optional = {"nargs": "?", "const": ""}
     text = "print the terms of a prediction, such as data=4,spatial=2; of the best without AXES"

@@ -88,21 +88,14 @@ def predict(
     check_timed(workload)
     costs = AnalyticCosts.of(workload, platform) if costs is None else costs
     network, processor = platform.network(workload.ranks), Processor.of(platform)
-    threads, cores = _threads(workload, platform, costs)
+    usual = platform.compute.threads if isinstance(costs, AnalyticCosts) else 1
+    threads = workload.threads or usual  # those for which the costs are
+    cores = SharedCores.of(platform, workload.ranks, threads)
     slower = NONE.on(platform, workload.ranks)
     run = replace(workload, threads=threads)
     ranks = simulate(run, network, costs, processor, cores, slower)
     state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
     return Prediction.of(workload, platform, ranks, state)
-
-
-def _threads(
-    work: Workload, platform: Platform, costs: ComputeCosts | Sequence[ComputeCosts]
-) -> tuple[int, SharedCores | None]:
-    """Return the threads of a rank for which the costs are, and the cores that ranks share."""
-    usual = platform.compute.threads if isinstance(costs, AnalyticCosts) else 1
-    threads = work.threads or usual
-    return threads, SharedCores.of(platform, work.ranks, threads)
 
 
 def simulate(

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pydtnn.tools.tracing import load_timeline, read_traces
-from pydtnn.tools.tracing.exports import FORMATS
+from pydtnn.tools.tracing.exports import write_chrome, write_paraver
 from pydtnn.tools.tracing.exports.paraver import BYTES, TYPES, ParaverState
 from pydtnn.utils.observer import Kind
 from tests.tools.tracing.paraver_reader import read_paraver
@@ -39,13 +39,13 @@ def timeline(folder):
 @pytest.fixture(scope="module")
 def chrome(timeline, folder):
     path = folder / "out" / "trace.json"
-    FORMATS["chrome"].write(timeline, path)
+    write_chrome(timeline, path)
     return json.loads(path.read_text())
 
 
 @pytest.fixture(scope="module")
 def paraver(timeline, folder):
-    FORMATS["paraver"].write(timeline, folder / "trace.prv")
+    write_paraver(timeline, folder / "trace.prv")
     return read_paraver(folder / "trace.prv")
 
 
@@ -67,7 +67,7 @@ def test_events_of_chrome_have_the_fields_of_their_phase(chrome, timeline, folde
     for rank, thread in used:
         assert names["thread_name", rank, thread] == ["main", "loader 0"][thread - 1]
         assert names["process_name", rank, 1] == f"rank {rank} (node{rank // 2})"
-    FORMATS["chrome"].write(timeline, folder / "trace.json.gz")
+    write_chrome(timeline, folder / "trace.json.gz")
     assert json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes())) == chrome
 
 

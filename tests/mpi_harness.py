@@ -28,9 +28,9 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.wrapper import Checked
 from pydtnn.utils.launcher import launched
 from tests import launch
+from tests.checked import Checked
 from tests.groups import mpi_ranks
 
 REPORTS = "PYDTNN_TEST_REPORTS"

@@ -641,9 +641,6 @@ class _CommunicationOptions:
         needs="--device cuda --comm mpi",
         excludes={"--allreduce !vendor": "omit one, as it sums in host memory"},
     )
-    check_messages: bool = option(
-        False, "compare the arguments of every call across ranks, to find errors in a scheme"
-    )
     parallel: str | None = option(
         str,
         "ranks along each axis of a mesh: data=2,filter=4, or for sharded schemes data=2,shard=4; "
@@ -810,6 +807,8 @@ REMOVED = {
     "keep_every": "copy a checkpoint that is to remain",
     "timing_only": "python -m pydtnn oracle predicts the time of steps on any number of ranks",
     "stage": "copy the shards to a disk of each host before the start",
+    "check_messages": "check_scheme compares the calls of ranks that are threads, and "
+    "pydtnn trace flight those of a run that has failed",
     "class_balanced": "use --loss cross_entropy:class_weights=balanced",
 }
 """Options of earlier versions, and what to use instead; only the last determines the training."""

@@ -28,7 +28,6 @@ from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import shared_gpu, threads_per_rank
 from pydtnn.comm.monitor.slots import FLIGHT
-from pydtnn.comm.wrapper import Checked
 from pydtnn.data import Dataset
 from pydtnn.saving.weights import write_weights
 from pydtnn.training.callback import Callback, evaluated, write_if_possible
@@ -151,7 +150,6 @@ def _communicate(config: TrainConfig, comm: Communicator, cupy: Any) -> tuple[Co
     threads = 1 if config.virtual_ranks else together(comm, threads_per_rank, comm)
     comm = together(comm, choose_allreduce, config, comm)
     comm = together(comm, choose_transport, config, comm, cupy)
-    comm = Checked(comm) if config.check_messages else comm
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _print_line(config, comm, f"{shared}, which reduces the speed of each")
     return comm, config.threads or threads

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydtnn.comm.agree import agree, require_equal
-from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.communicator import Communicator, communicator_of_thread
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.thread import communicator_of_thread, run_threads
 from pydtnn.utils.launcher import launched
 from pydtnn.utils.names import module_getattr, unknown
 from pydtnn.utils.request import Completed, Request
@@ -72,5 +71,7 @@ def create_communicator(name: str = "auto", *, timeout: float | None = None) -> 
     raise ValueError(unknown("communicator", name, ("auto", "serial", "mpi")))
 
 
-if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__)
+if TYPE_CHECKING:
+    from pydtnn.comm.thread import run_threads
+else:  # type checkers would accept any name
+    __getattr__ = module_getattr(__name__, {"run_threads": "pydtnn.comm.thread"})

@@ -164,3 +164,11 @@ def check_parts(
 
 def _where(array: np.ndarray) -> str:
     return "on the host" if on_host(array) else "on a device"
+
+
+def wrong_length(expected: int, given: int | None) -> str:
+    """Error text for a message of wrong length; lengths in bytes, None: longer than expected."""
+    return (
+        f"recv: expected a message of {expected} bytes, got {'more' if given is None else given}; "
+        "receive into an array of the type and length that is sent."
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Self
 
@@ -455,3 +456,17 @@ class Communicator(SuggestsNames, ABC):
 
 def _refuse(call: str, *args: object, **keywords: object) -> None:
     raise ValueError(f"{call}: the communicator has been freed; create a new one with split.")
+
+
+_COMMUNICATOR: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
+"""Set by `be_rank` in the threads of ranks, and only there; no other code sets it."""
+
+
+def communicator_of_thread() -> Communicator | None:
+    """Return the communicator of the calling thread, if it is a rank."""
+    return _COMMUNICATOR.get(None)
+
+
+def be_rank(comm: Communicator) -> None:
+    """Make a communicator that of the calling thread, until the thread ends."""
+    _COMMUNICATOR.set(comm)

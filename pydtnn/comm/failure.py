@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import (
     FORWARDING_S,
     LOST_STATUS,
@@ -174,6 +173,8 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     listener = _listen(folder) if of > 1 else None
     if listener is None:
         return Started(folder, ranks)
+    from pydtnn.comm.monitor import process
+
     slots = os.open(os.path.join(folder, _SLOTS), os.O_RDWR)
     numbers = listener.fileno(), slots
     starting = starting or {}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.supervision import Supervision
-from pydtnn.comm.thread import Mailbox, ThreadMessage
 from pydtnn.comm.traffic import Traffic
 from pydtnn.utils.request import Completed, Request
+
+if TYPE_CHECKING:
+    from pydtnn.comm.thread import Mailbox, ThreadMessage
 
 
 class Serial(Communicator):
@@ -23,7 +26,6 @@ class Serial(Communicator):
 
     def __init__(self, traffic: Traffic | None = None) -> None:
         super().__init__(0, [0], traffic)
-        self._mailbox = Mailbox()
         self._supervision: Supervision | None = None
 
     @property
@@ -57,6 +59,12 @@ class Serial(Communicator):
 
     def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
         out[:] = array
+
+    @cached_property
+    def _mailbox(self) -> Mailbox:
+        from pydtnn.comm.thread import Mailbox
+
+        return Mailbox()
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         return _ToOneself(self._mailbox.send(0, 0, tag, array))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.checks import wrong_length
+from pydtnn.comm.communicator import be_rank
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.traffic import Traffic
 from pydtnn.utils import clock
@@ -138,14 +138,6 @@ class Mailbox:
 def name_source(source: int | None) -> str:
     """Return from whom a receive is, for an error."""
     return "any rank" if source is None else f"rank {source}"
-
-
-def wrong_length(expected: int, given: int | None) -> str:
-    """Error text for a message of wrong length; lengths in bytes, None: longer than expected."""
-    return (
-        f"recv: expected a message of {expected} bytes, got {'more' if given is None else given}; "
-        "receive into an array of the type and length that is sent."
-    )
 
 
 def _deliver(send: ThreadMessage, receive: ThreadMessage) -> None:
@@ -329,20 +321,6 @@ def name_rank(rank: int, error: BaseException) -> BaseException:
     named = RankError(rank, describe(error))
     named.__cause__ = error
     return named
-
-
-_COMMUNICATOR: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
-"""Set by `be_rank` in the threads of ranks, and only there; no other code sets it."""
-
-
-def communicator_of_thread() -> Communicator | None:
-    """Return the communicator of the calling thread, if it is a rank."""
-    return _COMMUNICATOR.get(None)
-
-
-def be_rank(comm: Communicator) -> None:
-    """Make a communicator that of the calling thread, until the thread ends."""
-    _COMMUNICATOR.set(comm)
 
 
 def start_ranks(n: int, run: Callable[[int], None], end: Callable[[BaseException], None]) -> None:

@@ -89,8 +89,6 @@ class Workload:
         Whether results do not depend on the numbers of ranks and threads.
     shards : int
         Of a batch, if exact.
-    check_messages : bool
-        Whether the arguments of all calls are compared across ranks.
     optimizer : str or callable
     optimizer_options : mapping
     ema : float, optional
@@ -135,7 +133,6 @@ class Workload:
     overlap: bool = True
     exact: bool = False
     shards: int = 8
-    check_messages: bool = False
     optimizer: str | Callable[..., Optimizer] = "sgd"
     optimizer_options: Mapping[str, Any] = field(
         default_factory=lambda: {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}

@@ -9,8 +9,8 @@ import pytest
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.wrapper import Checked
 from pydtnn.utils.errors import AgreedError
+from tests.checked import Checked
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
 

@@ -23,7 +23,8 @@ from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.staged import Staged
-from pydtnn.comm.wrapper import Checked, Delayed
+from pydtnn.comm.wrapper import Delayed
+from tests.checked import Checked
 from tests.comm.on_device import OnDevice
 from tests.simulated.cupy import SimulatedCupy
 from tests.simulated.cupy.fabric import Fabric

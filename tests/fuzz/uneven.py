@@ -21,7 +21,6 @@ from models.llama import llama
 from models.vit import vit
 from pydtnn import Mesh, Model, Trainer
 from pydtnn.comm import Communicator, Serial, create_communicator
-from pydtnn.comm.wrapper import Checked
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import (
     Add,
@@ -44,6 +43,7 @@ from pydtnn.optimizers import SGD, AdamW
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training import capabilities
+from tests.checked import Checked
 
 CLASSES, TOKENS, LENGTH, PIXELS, FEATURES = 4, 7, 5, (8, 8, 3), 6
 IMAGES = ("spatial", "width", "filter", "channel", "alternate")

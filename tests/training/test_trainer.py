@@ -14,13 +14,13 @@ import pydtnn
 from pydtnn import ArrayDataset, Model, Trainer, load_dataset
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.wrapper import Checked
 from pydtnn.layers import BatchNorm, Flatten, Linear, ReLU, Sequential
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import AllReduce, GradientExchange, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, RankError
+from tests.checked import Checked
 from tests.each import each
 from tests.small_training import Ticks, checksums, small_data, small_fit, small_trainer, spend
 

@@ -49,7 +49,6 @@ PREDICTABLE: dict[str, tuple[Any, ...]] = {
     "allreduce": (RULE,),
     "overlap": (True,),
     "exact": (False,),
-    "check_messages": (False,),
     "dtype": ("float32", "float64"),
     "formats": (None,),
     "fusion": (True,),

@@ -42,7 +42,7 @@ VALUES: dict[str, Any] = {
     },
     **{"recompute": 2, "memory_limit": 6_300_000, "freeze": ("conv1",), "scheme": "sharded"},
     **{"scheme_options": {"period": 3}, "compress": "top_k", "compress_options": {"share": 0.5}},
-    **{"allreduce": "ring", "overlap": False, "exact": True, "shards": 4, "check_messages": True},
+    **{"allreduce": "ring", "overlap": False, "exact": True, "shards": 4},
     **{"optimizer": "adam", "optimizer_options": {"momentum": 0.9, "clip_norm": 1.0}, "ema": 0.9},
     **{"accumulation": 2, "micro_batches": 4, "pipeline_schedule": "gpipe"},
     **{"sync_batch_norm": True, "loader_threads": 0, "threads": 3, "device": "numpy"},

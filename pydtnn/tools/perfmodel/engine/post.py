@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.comm.thread import Matching, wrong_length
+from pydtnn.comm.checks import wrong_length
+from pydtnn.comm.thread import Matching
 from pydtnn.tools.perfmodel.engine.engine import Completion, Engine
 from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.network import Pair

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.communicator import Communicator, be_rank
 from pydtnn.comm.schedules import Algorithm
 from pydtnn.comm.schedules.rule import by_rule, create_allreduce
-from pydtnn.comm.thread import be_rank, start_ranks
+from pydtnn.comm.thread import start_ranks
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, NoCosts
 from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.engine.engine import Engine

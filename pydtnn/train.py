@@ -17,9 +17,8 @@ from typing import Any
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import Arguments
 from pydtnn.comm import Communicator, create_communicator, require_equal
-from pydtnn.comm.agree import together
+from pydtnn.comm.agree import on_remaining, together
 from pydtnn.comm.failure import leave
-from pydtnn.comm.remaining import on_remaining
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SignalWatch, describe_signal
 from pydtnn.comm.supervision import supervise_alone

@@ -1,4 +1,4 @@
-"""Agreement of all ranks on errors and configuration."""
+"""Agreement of all ranks on errors and configuration, and work without those that fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.utils.collective import name_ranks
-from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
+from pydtnn.utils.errors import EXPLAINED, AgreedError, RankFailure, describe
 
 T = TypeVar("T")
 
@@ -119,3 +119,26 @@ def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], adv
                     f"{who}: all ranks must have the same {name}, got {value!r} on rank 0 "
                     f"and {other[name]!r} on rank {rank}; {advice}"
                 )
+
+
+def on_remaining(comm: Communicator, work: Callable[[Communicator], T]) -> tuple[Communicator, T]:
+    """Return the ranks that remain, and what `work` returns on them.
+
+    Collective: all ranks of a group call it. Whenever ranks of the group fail, those that remain
+    form a new one, and `work` begins again with it.
+
+    Parameters
+    ----------
+    comm : Communicator
+    work : callable
+        Raises RankFailure if ranks have failed, as calls of the communicator do.
+    """
+    from pydtnn.comm.schedules.rule import by_rule, without_rule
+
+    while True:
+        try:
+            return comm, work(comm)
+        except (Exception, RankFailure) as error:
+            if not (isinstance(error, RankFailure) or comm.lost_ranks()):
+                raise
+            comm = by_rule(without_rule(comm).shrink())

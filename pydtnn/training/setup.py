@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
@@ -201,8 +200,11 @@ class Setup:
             all following buckets.
         """
         further = any(further_axes(p.group) for p in self.model.parameters.values())
-        if further or self.exchange.sums.shards is not None or self.data.capturable:
+        one_host = self.data.local_size == self.data.size
+        if one_host or further or self.exchange.sums.shards is not None or self.data.capturable:
             return (usual,)
+        from pydtnn.comm.schedules.rule import bucket_bytes
+
         return bucket_bytes(self.data.hosts, total, usual)
 
     def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:

@@ -23,7 +23,6 @@ from pydtnn.utils.observer import Observer
 TIMED: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
     "freeze": ((),),
-    "check_messages": (False,),
     "device": ("cpu",),
     "tuning": (None, "measure", "fixed"),
 }

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.comm.agree import on_rank_0, on_remaining, together
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.monitor.table import OTHER_GROUPS
-from pydtnn.comm.remaining import on_remaining
 from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.lines import describe_earlier, describe_search, describe_trial
 from pydtnn.tools.search.space import Space, make_space

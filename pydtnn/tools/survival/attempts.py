@@ -11,7 +11,7 @@ from typing import Any
 from pydtnn.callbacks import Callback
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
-from pydtnn.comm.remaining import on_remaining
+from pydtnn.comm.agree import on_remaining
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import fewer, without_shard

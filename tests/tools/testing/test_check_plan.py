@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm.thread import communicator_of_thread
+from pydtnn.comm.communicator import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, Steps
 from pydtnn.layers.parameters import ParameterPart

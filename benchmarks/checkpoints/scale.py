@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pydtnn.tools.perfmodel.platform import Storage
-from pydtnn.utils.failures import optimal_interval
+from pydtnn.utils.interval import optimal_interval
 
 RANKS, RANKS_PER_HOST = 1024, 4
 MTBF_HOST = 1000 * 86400.0

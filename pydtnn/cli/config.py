@@ -12,7 +12,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from pydtnn.data import CutMix, Mixing, Mixup
+from pydtnn import data
 from pydtnn.model.formats import read_formats
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.training.capabilities import FEATURES, Feature, conflicts
@@ -747,10 +747,10 @@ class TrainConfig(
             if own.group in groups and name not in elsewhere
         }
 
-    def mixings(self) -> tuple[Mixing, ...]:
+    def mixings(self) -> tuple[data.Mixing, ...]:
         """Return the mixtures of training samples that the options choose."""
-        chosen = ((Mixup, self.mixup), (CutMix, self.cutmix))
-        return tuple(mixing(alpha) for mixing, alpha in chosen if alpha is not None)
+        chosen = {"Mixup": self.mixup, "CutMix": self.cutmix}  # imported if they are used
+        return tuple(getattr(data, name)(a) for name, a in chosen.items() if a is not None)
 
 
 def check_combinations(config: TrainConfig) -> None:

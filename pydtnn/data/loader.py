@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -18,20 +18,15 @@ from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.batch import Batch, each, has_several_inputs, parts, plain_parts, shapes_of
 from pydtnn.data.comparison import check_data, evenly_spaced
 from pydtnn.data.dataset import Dataset, read_samples
-from pydtnn.data.mixing import (
-    Mixing,
-    check_labels,
-    check_mixings,
-    draw_words,
-    mix_samples,
-    with_partners,
-)
 from pydtnn.data.order import Shard, assign_shards, max_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.collective import Ranks, collective
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
 from pydtnn.utils.validate import check_int
+
+if TYPE_CHECKING:
+    from pydtnn.data.mixing import Mixing
 
 Array = NDArray[Any]
 
@@ -172,7 +167,11 @@ class Loader(SuggestsNames):
         self.dataset, self.rank, self.size, self.prefetch = dataset, rank, size, prefetch
         self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
         self._check(augment, threads)
-        check_mixings("Loader", mix, dataset)
+        if mix:
+            from pydtnn.data import mixing  # few trainings mix samples
+
+            mixing.check_mixings("Loader", mix, dataset)
+            self._mixing = mixing
         self._moved = _find_masks(dataset, augment, targets)
         if shards is not None and shards < size:
             raise ValueError(
@@ -292,7 +291,7 @@ class Loader(SuggestsNames):
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
         rows, shards = self._divide(len(chosen))
         samples = chosen[rows]
-        wanted = with_partners(chosen, rows) if self.mix else samples
+        wanted = self._mixing.with_partners(chosen, rows) if self.mix else samples
         x, y = read_samples(self.dataset, wanted)
         y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, wanted)
@@ -319,9 +318,10 @@ class Loader(SuggestsNames):
         return rows, shards
 
     def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:
-        classes = self.dataset.classes
-        check_labels(self.dataset.name, y, classes)
-        x, y = mix_samples(self.mix, x, y, draw_words(self.seed, epoch, samples), classes)
+        mixing, classes = self._mixing, self.dataset.classes
+        mixing.check_labels(self.dataset.name, y, classes)
+        words = mixing.draw_words(self.seed, epoch, samples)
+        x, y = mixing.mix_samples(self.mix, x, y, words, classes)
         return x, self._target(y)
 
     def _target(self, y: Array) -> Array:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation
-from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop
 from pydtnn.data.statistics import Normalize, Statistics
 from pydtnn.kernels.reference.random import bits, stream
 
@@ -87,7 +86,7 @@ class Prepare:
             return self.on_host(x.copy() if self.augment else x, words)
         out = backend.empty(x.shape, self.dtype)
         scale, shift = self.normalize.coefficients(np.uint8)
-        changes = [_KNOWN[type(change)](change) for change in self.augment]
+        changes = [_kernel(change) for change in self.augment]
         backend.images.prepare(x, words, changes, self._fill(np.uint8), scale, shift, out=out)
         return out
 
@@ -139,12 +138,12 @@ class Prepare:
         return hash(self._key)
 
 
-_KNOWN: dict[type[Augmentation], Any] = {
-    RandomCrop: lambda change: ("crop", change.padding),
-    HorizontalFlip: lambda change: ("flip", 0),
-    Cutout: lambda change: ("cutout", change.size),
-}
-"""Parameters of the kernel for these classes, not for subclasses."""
+def _kernel(change: Augmentation) -> tuple[str, int] | None:
+    """Return the name of a change in the kernel of a device, and its parameter, if it has one."""
+    if "kernel" not in vars(type(change)):  # a subclass may change something else
+        return None
+    name, _, parameter = type(change).kernel.partition(":")
+    return name, getattr(change, parameter, 0)
 
 
 def _why_not(augment: tuple[Augmentation, ...], input_shape: tuple[int, ...]) -> str:
@@ -153,7 +152,7 @@ def _why_not(augment: tuple[Augmentation, ...], input_shape: tuple[int, ...]) ->
     if input_shape[-1] > MOST_CHANNELS:
         return f"images have {input_shape[-1]} channels, and the device takes {MOST_CHANNELS}"
     for change in augment:
-        if type(change) not in _KNOWN:
+        if _kernel(change) is None:
             return f"{type(change).__name__} has no kernel of its own"
     if len(augment) > MOST_CHANGES:
         return f"there are {len(augment)} augmentations, and the device takes {MOST_CHANGES}"

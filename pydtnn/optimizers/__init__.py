@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.optimizers.adaptive import Adagrad, Adam, AdamW, Lion, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
-from pydtnn.optimizers.layerwise import LAMB, LARS
-from pydtnn.optimizers.sgd import SGD
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import Named, lazy
 from pydtnn.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from pydtnn.optimizers.adaptive import Adagrad, Adam, AdamW, Lion, Nadam, RMSProp
+    from pydtnn.optimizers.layerwise import LAMB, LARS
+    from pydtnn.optimizers.sgd import SGD
 
 __all__ = [
     "LAMB",
@@ -27,17 +29,20 @@ __all__ = [
     "get_optimizer",
 ]
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": SGD,
-    "rmsprop": RMSProp,
-    "adagrad": Adagrad,
-    "lion": Lion,
-    "adam": Adam,
-    "adamw": AdamW,
-    "nadam": Nadam,
-    "lars": LARS,
-    "lamb": LAMB,
-}
+OPTIMIZERS = Named(
+    __name__,
+    {
+        "sgd": "SGD",
+        "rmsprop": "RMSProp",
+        "adagrad": "Adagrad",
+        "lion": "Lion",
+        "adam": "Adam",
+        "adamw": "AdamW",
+        "nadam": "Nadam",
+        "lars": "LARS",
+        "lamb": "LAMB",
+    },
+)
 """Optimizers by name."""
 
 OPTIMIZER = Registry(
@@ -68,4 +73,4 @@ def get_optimizer(
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__)
+    __getattr__ = lazy(__name__)

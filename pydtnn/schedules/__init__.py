@@ -13,8 +13,10 @@ from pydtnn.schedules.curves import (
     Triangular,
     WarmUp,
 )
-from pydtnn.schedules.named import SCHEDULES, get_schedule
-from pydtnn.utils.names import module_getattr
+from pydtnn.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from pydtnn.schedules.named import SCHEDULES, get_schedule
 
 __all__ = [
     "SCHEDULES",
@@ -31,4 +33,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = module_getattr(__name__)
+    __getattr__ = lazy(__name__)

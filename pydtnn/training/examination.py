@@ -12,7 +12,6 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.data import Dataset, Subset
-from pydtnn.data.images import name_bad
 from pydtnn.data.order import rank_slice
 from pydtnn.data.statistics import PixelSums, chunk_rows, pixel_sums
 from pydtnn.utils.collective import raise_if_different
@@ -131,6 +130,8 @@ def _read(dataset: Dataset, share: slice, threads: int) -> Iterator[PixelSums]:
             problems += bad
             yield sums
     if problems:
+        from pydtnn.data.images import name_bad
+
         raise ValueError(f"{dataset.name}: {name_bad(problems)}")
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn import data
 from pydtnn.comm.agree import on_rank_0, require_equal
-from pydtnn.data import Augmentation, Batch, Dataset, Loader, Mixing
+from pydtnn.data import Augmentation, Batch, Dataset, Loader
 from pydtnn.data.comparison import check_data
 from pydtnn.data.loader import samples_of_step
 from pydtnn.layers import StepContext
@@ -240,7 +241,7 @@ class Trainer(SuggestsNames):
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         augment: Sequence[Augmentation] = (),
-        mix: Sequence[Mixing] = (),
+        mix: Sequence[data.Mixing] = (),
         targets: str = "moved",
         steps_per_epoch: int | None = None,
         drop_last: bool = False,

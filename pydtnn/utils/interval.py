@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import sqrt
 from typing import NamedTuple
 
 from pydtnn.utils.units import parse_quantity
@@ -58,3 +59,30 @@ def parse_interval(who: str, text: str) -> Interval:
             ) from error
     count = int(found[1])
     return Interval(steps=count) if found[2].startswith("step") else Interval(epochs=count)
+
+
+def optimal_interval(cost: float, mtbf: float) -> float:
+    """Return the time of computation between two checkpoints that wastes least, in s.
+
+    Parameters
+    ----------
+    cost : float
+        Time by which a checkpoint delays training, in s.
+    mtbf : float
+        Mean time between two failures, in s.
+
+    References
+    ----------
+    Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; Daly,
+    "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3),
+    2006, equation 37.
+
+    Examples
+    --------
+    >>> round(optimal_interval(10, 86400))  # Young: the square root of 2 x 10 x 86400, 1315
+    1308
+    """
+    if cost >= 2 * mtbf:
+        return mtbf
+    ratio = cost / (2 * mtbf)
+    return sqrt(2 * cost * mtbf) * (1 + sqrt(ratio) / 3 + ratio / 9) - cost

@@ -16,7 +16,7 @@ MOVED = {
         f"pydtnn.layers.{name}": f"pydtnn.model.partition.{name}"
         for name in ("exchange", "exchanged_experts", "ring_attention", "striped_conv", "stripes")
     },
-    "pydtnn.callbacks.measurements": "pydtnn.tools.runs.measurements",
+    "pydtnn.callbacks.measurements": "pydtnn.tools.measurements",
     **dict.fromkeys(
         ("pydtnn.callbacks.tensorboard", "pydtnn.callbacks.trackers"), "pydtnn.tools.trackers"
     ),

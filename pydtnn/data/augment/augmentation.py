@@ -23,10 +23,14 @@ class Augmentation(ABC):
     moves : bool
         Whether pixels may move, so that targets with positions have to be moved with their image.
         True by default; false if only colours change, or parts are covered.
+    kernel : str
+        Its name in the kernel of a device, with the attribute that is its parameter behind a colon;
+        empty without one. Not inherited.
     """
 
     pixels: ClassVar[bool] = False
     moves: ClassVar[bool] = True
+    kernel: ClassVar[str] = ""
 
     @property
     def words(self) -> int:

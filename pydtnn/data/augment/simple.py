@@ -70,6 +70,8 @@ class RandomCrop(Augmentation):
     residual learning for image recognition" (2016), section 4.2.
     """
 
+    kernel: ClassVar[str] = "crop:padding"
+
     padding: int = 4
 
     def __post_init__(self) -> None:
@@ -111,6 +113,8 @@ class RandomCrop(Augmentation):
 class HorizontalFlip(Augmentation):
     """Mirror half of the images, left to right."""
 
+    kernel: ClassVar[str] = "flip"
+
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
         chosen = np.flatnonzero(words[:, 0] >> np.uint32(31))
         x[chosen] = x[chosen, :, ::-1]
@@ -128,6 +132,7 @@ class Cutout(Augmentation):
     (2017).
     """
 
+    kernel: ClassVar[str] = "cutout:size"
     moves: ClassVar[bool] = False
 
     size: int = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydtnn.comm import Communicator
 from pydtnn.utils import clock
-from pydtnn.utils.failures import optimal_interval
+from pydtnn.utils.interval import optimal_interval
 
 FIRST_STEPS = 10
 """Steps before the first checkpoint of `AUTO`, whose cost is measured."""

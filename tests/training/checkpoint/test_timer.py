@@ -9,7 +9,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial
 from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.utils import clock
-from pydtnn.utils.failures import optimal_interval
+from pydtnn.utils.interval import optimal_interval
 from tests.each import each
 from tests.small_training import Ticks, spend
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.tools.runs.measurements import MeasurementWriter
+from pydtnn.tools.measurements import MeasurementWriter
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import STEPS, small_fit, small_trainer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -98,7 +97,7 @@ BEST = "best.safetensors"
 
 A = TypeVar("A")
 
-Rules = Mapping[str | re.Pattern[str], str | None]
+Rules = Mapping[str, str | None]
 Rename = Rules | Callable[[str], str | None]
 """New names of the arrays in a file, see `load_weights`."""
 
@@ -145,11 +144,10 @@ def load_weights(
         Whether names and shapes must be those of the model. Otherwise the arrays that fit are
         loaded, such as those of all layers but a new head, and the report lists the others.
     rename : mapping or callable, optional
-        New names of the arrays in the file; None instead of a name skips the array. A mapping is
-        applied by its first key that matches: a string replaces the first parts of dotted names
-        (``{"backbone": "body"}``, ``{"backbone": ""}`` removes and ``{"": "backbone"}`` adds such a
-        prefix), a compiled pattern is replaced wherever it occurs, as by `re.sub`. A callable
-        receives each name and returns the new one.
+        New names of the arrays in the file; None instead of a name skips the array. A callable
+        receives each name and returns the new one. A mapping replaces the first parts of dotted
+        names, by its first key that matches: ``{"backbone": "body"}``; ``{"backbone": ""}`` removes
+        and ``{"": "backbone"}`` adds such a prefix.
 
     Returns
     -------
@@ -181,7 +179,7 @@ def load_weights(
         return model.load(arrays, strict=strict)
     except TypeError as error:
         raise TypeError(f"load_weights: {path}: {error}") from error
-    except (ValueError, re.error) as error:  # the latter by a replacement of `rename`
+    except ValueError as error:
         raise ValueError(f"load_weights: {path}: {error}") from error
 
 
@@ -353,7 +351,7 @@ def renamed(arrays: Mapping[str, A], rename: Rename) -> dict[str, A]:
     if callable(rename):
         pairs = [(old, rename(old)) for old in arrays]
     elif isinstance(rename, Mapping):
-        pairs = _by_rules(list(arrays), rename)
+        pairs = _by_prefix(list(arrays), rename)
     else:
         raise TypeError(f"rename must be a mapping of names or a callable, got {rename!r}")
     result: dict[str, A] = {}
@@ -372,41 +370,26 @@ def renamed(arrays: Mapping[str, A], rename: Rename) -> dict[str, A]:
     return result
 
 
-def _by_rules(names: Sequence[str], rules: Rules) -> list[tuple[str, str | None]]:
-    """Return each name and its new one, by the first rule that matches it."""
-    unused = {**rules}
-    pairs: list[tuple[str, str | None]] = []
+def _by_prefix(names: Sequence[str], rules: Rules) -> list[tuple[str, str | None]]:
+    """Return each name and its new one, by the first prefix that it has."""
+    if wrong := [part for part in (*rules, *rules.values()) if not isinstance(part, str | None)]:
+        raise TypeError(
+            f"rename must have names as keys and values, got {wrong[0]!r}; use a function"
+        )
+    unused, pairs = {**rules}, list[tuple[str, str | None]]()
     for name in names:
         new: str | None = name
         for key, value in rules.items():
-            if _matches(key, name):
-                new = value if value is None else _replaced(key, value, name)
+            prefix = key.rstrip(".")
+            if not prefix or f"{name}.".startswith(f"{prefix}."):
+                parts = ((value or "").rstrip("."), name[len(prefix) :].lstrip("."))
+                new = None if value is None else ".".join(filter(None, parts))
                 unused.pop(key, None)
                 break
         pairs.append((name, new))
     for key in unused:
-        shown = key.pattern if isinstance(key, re.Pattern) else key
-        raise ValueError(f"rename: {shown!r} matches none of the arrays {shorten(names)}")
+        raise ValueError(f"rename: {key!r} matches none of the arrays {shorten(names)}")
     return pairs
-
-
-def _matches(key: str | re.Pattern[str], name: str) -> bool:
-    if isinstance(key, re.Pattern):
-        return key.search(name) is not None
-    if not isinstance(key, str):
-        raise TypeError(f"rename must have names or patterns as keys, got {key!r}")
-    prefix = key.rstrip(".")
-    return not prefix or name == prefix or name.startswith(prefix + ".")
-
-
-def _replaced(key: str | re.Pattern[str], value: str, name: str) -> str:
-    """Apply a rule that matches a name."""
-    if not isinstance(value, str):
-        raise TypeError(f"rename must have names or None as values, got {value!r}")
-    if isinstance(key, re.Pattern):
-        return key.sub(value, name)
-    rest = name[len(key.rstrip(".")) :].lstrip(".")
-    return ".".join(part for part in (value.rstrip("."), rest) if part)
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

@@ -29,7 +29,7 @@ COLUMNS = ("numbers", "labels", "offsets", "sizes")
 """Entries of a shard with a value for each image."""
 
 MAX_NUMBER = 2**62
-"""Largest number and length: sums of two of them are int64."""
+"""Largest length of a file."""
 
 PART_BYTES = 4 << 20
 """Bytes of a shard that are read at once to compare it with its checksum."""
@@ -135,39 +135,32 @@ def _problem(content: Mapping[str, Any]) -> str:
         return "class_names must be a list of names"
     if not _are(dict, shards) or not shards:
         return "shards must be a list of objects"
-    count = 0
-    for shard in shards:
-        problem = _problem_of_shard(shard, len(classes))
-        if problem:
-            return f"{problem} in the shard {str(shard.get('name'))!r:.100}"
-        count += len(shard["numbers"])
-    numbers = np.concatenate([np.asarray(shard["numbers"], np.int64) for shard in shards])
-    if (np.bincount(numbers[numbers < count], minlength=count) != 1).any():
-        return f"the numbers of its images must be those from 0 to {count - 1}, each once"
+    wrong = [shard for shard in shards if not _fits(shard, len(classes))]
+    if wrong:
+        return f"invalid names or numbers of the shard {str(wrong[0].get('name'))!r:.100}"
     if len({shard["name"] for shard in shards}) < len(shards):
         return "two shards have the same name"
-    return "" if content.get("samples") == count else f"it must have {count} samples"
-
-
-def _problem_of_shard(shard: Mapping[str, Any], classes: int) -> str:
-    if shard.keys() != {field.name for field in fields(ShardFile)}:
-        return f"expected the entries {', '.join(field.name for field in fields(ShardFile))}"
-    name, nbytes, sums = shard["name"], shard["nbytes"], shard["sha256"]
-    if not _are(str, [name, sums]) or not name.endswith(SUFFIX):
-        return f"expected the name of a file that ends in {SUFFIX}, and a checksum,"
-    if type(nbytes) is not int or not 0 <= nbytes <= MAX_NUMBER:
-        return "nbytes must be a number of bytes"
-    columns = [shard[key] for key in COLUMNS]
-    if not all(_are(int, c) and c for c in columns) or len({*map(len, columns)}) > 1:
-        return f"expected images, and one integer for each in {', '.join(COLUMNS)}"
-    limits = (MAX_NUMBER, classes - 1, nbytes, nbytes)
-    for key, column, limit in zip(COLUMNS, columns, limits, strict=True):
-        if min(column) < 0 or max(column) > limit:
-            wrong = min(column) if min(column) < 0 else max(column)
-            return f"{key} must be in 0..{limit}, got {wrong!s:.30}"
-    if (np.add(shard["offsets"], shard["sizes"]) > nbytes).any():
-        return f"an image ends behind the {nbytes} B"
+    numbers = sorted(number for shard in shards for number in shard["numbers"])
+    if numbers != [*range(len(numbers))] or content.get("samples") != len(numbers):
+        return "images must have the numbers from 0, each once"
     return ""
+
+
+def _fits(shard: Mapping[str, Any], classes: int) -> bool:
+    """Return whether a shard has all entries, of which the columns fit each other."""
+    if shard.keys() != {field.name for field in fields(ShardFile)}:
+        return False
+    size, columns = shard["nbytes"], [shard[key] for key in COLUMNS]
+    return (
+        _are(str, [shard["name"], shard["sha256"]])
+        and shard["name"].endswith(SUFFIX)
+        and type(size) is int
+        and all(_are(int, column) and column and min(column) >= 0 for column in columns)
+        and len({*map(len, columns)}) == 1
+        and max(shard["labels"]) < classes
+        and all(map(size.__ge__, map(int.__add__, shard["offsets"], shard["sizes"])))
+        and size < MAX_NUMBER
+    )
 
 
 def _are(kind: type, values: Any) -> bool:

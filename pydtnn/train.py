@@ -26,7 +26,6 @@ from pydtnn.utils import clock
 from pydtnn.utils.command import discard, lasting_output
 from pydtnn.utils.errors import AgreedError, describe, printable, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
-from pydtnn.utils.terminal import terminal_of
 from pydtnn.utils.tools import find_tool
 from pydtnn.utils.version import __version__
 
@@ -57,7 +56,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     comm, begin = None, clock.now()
     try:
         comm = create_communicator(timeout=_given_timeout(arguments))
-        with _terminated_in_order(comm), _on_terminal(comm):
+        with _terminated_in_order(comm):
             # Whether the run survives failures of ranks is not known before.
             comm, (config, notes) = on_remaining(comm, partial(_configure, arguments=arguments))
             if comm.supervision is not None:
@@ -140,20 +139,6 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
         yield
     finally:
         watch.stop()
-
-
-@contextlib.contextmanager
-def _on_terminal(comm: Communicator) -> Iterator[None]:
-    """Print directly to the terminal that the launcher would copy the output of rank 0 to.
-
-    Lines and the progress bar are then written in order.
-    """
-    terminal = terminal_of(sys.stdout) if comm.rank == 0 else None
-    if terminal is None or terminal is sys.stdout:
-        yield
-        return
-    with terminal, contextlib.redirect_stdout(terminal):
-        yield
 
 
 def _configure(

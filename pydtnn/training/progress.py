@@ -13,7 +13,7 @@ from pydtnn.training.callback import Callback, Training, training_seconds
 from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
-from pydtnn.utils.terminal import Lasting, terminal_of, width_of
+from pydtnn.utils.terminal import Lasting, width_of
 from pydtnn.utils.units import align
 from pydtnn.utils.validate import check_float
 
@@ -151,8 +151,7 @@ class ProgressBar(Callback):
     that of the last step. With schemes whose ranks train independently, those of the last steps of
     an epoch in progress are of the samples of rank 0 (`Trainer.own_steps`), which the line says.
 
-    A terminal is found also under mpirun on Linux, if the output of mpirun is not redirected and
-    rank 0 is on the host of mpirun.
+    Under mpirun, ranks write into pipes: style "bar" shows a bar in its terminal.
 
     Parameters
     ----------
@@ -175,7 +174,6 @@ class ProgressBar(Callback):
         self.interval = check_float("ProgressBar", "interval", interval, at_least=0)
         self.style = style
         self._display: TerminalBar | Lines | None = None
-        self._terminal: TextIO | None = None  # opened by this object
         self._epochs = self._steps = 0
         self._pause = 0.0
         self._seen = self._first = 0  # samples and steps before the epoch
@@ -194,13 +192,8 @@ class ProgressBar(Callback):
             self._display.line([LinePiece(0, describe_complete(trainer.epoch, epochs))])
 
     def _choose(self, file: TextIO, steps: int) -> TerminalBar | Lines:
-        terminal = None
-        if self.style != "plain" and os.environ.get("TERM") != "dumb":
-            terminal = terminal_of(file)
-            self._terminal = None if terminal is file else terminal
-        if terminal is not None or self.style == "bar":
-            return TerminalBar(terminal or file, steps)
-        return Lines(file, steps)
+        found = self.style == "auto" and os.environ.get("TERM") != "dumb" and file.isatty()
+        return TerminalBar(file, steps) if found or self.style == "bar" else Lines(file, steps)
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Start the timer."""
@@ -240,9 +233,6 @@ class ProgressBar(Callback):
         if self._display:
             self._display.close()
             self._display = None
-        if self._terminal:
-            self._terminal.close()
-            self._terminal = None
 
     def _title(self, epoch: int) -> str:
         return f"epoch {epoch}/{self._epochs}"

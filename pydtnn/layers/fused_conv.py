@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -150,12 +150,7 @@ class FusedConv2d(Conv2d, Finisher):
     def _backward(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, *, gate: Deferred | None
     ) -> Array | Deferred | None:
-        return self._backward_products(saved[0], self._backward_bias(dy, *saved[1:]), so_far, gate)
-
-    def _backward_products(
-        self, x: Array | Deferred, dy: Array | Deferred, so_far: Array | None, gate: Deferred | None
-    ) -> Any:
-        """Compute dw and dx."""
+        x, dy = saved[0], self._backward_bias(dy, *saved[1:])
         w, conv = self.w, self.backend.conv
         if isinstance(x, Deferred):
             x.restore()

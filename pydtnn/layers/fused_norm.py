@@ -110,7 +110,10 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         self, *xs: Array | Deferred, context: StepContext, total: Array | None = None
     ) -> tuple[Deferred, Saved]:
         """Compute the coefficients of the inputs; the layers that read them compute the values."""
-        totals = iter(() if total is None else self._totals(total))
+        totals = iter(())  # of each norm
+        if total is not None:
+            width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
+            totals = iter(total.reshape(-1, width))
         terms: list[Term] = []
         moments: list[Normalized | None] = []
         shift: Array | None = None
@@ -149,11 +152,6 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         y.keep, y.drops = self.keeps, self.drops
         y.zeros = self._zeros if self.stays else None
         return y, (y, moments)
-
-    def _totals(self, total: Array) -> Array:
-        """Return the totals of each norm: (norms, length)."""
-        width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
-        return total.reshape(-1, width)
 
     def _sums(self, norm: BatchNorm, x: Array | Deferred, context: StepContext) -> Array:
         """Return the sums of an input: those of the preceding convolution, or new ones."""
@@ -218,8 +216,12 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
 
         A convolution may have computed both.
         """
-        value, _ = saved
-        dz, sums = self._gate(dy, value.restore())
+        value = saved[0].restore()
+        if isinstance(dy, Deferred) and dy.array is not None:
+            return (dy.array, dy.sums), dy.sums.reshape(-1)
+        dy = self.array(dy)
+        sums, dz = self._per_channel(1 + len(value.terms), FLOAT64), self.gradient_like(dy)
+        self.backend.fused.gate(dy, value, out=dz, sums=sums)
         return (dz, sums), sums.reshape(-1)
 
     def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Any:
@@ -248,15 +250,6 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         pair = self._per_channel(2, FLOAT64)
         self.backend.elementwise.convert(sums[0 : i + 1 : i], out=pair)
         return pair
-
-    def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, Array]:
-        if isinstance(dy, Deferred) and dy.array is not None:
-            return dy.array, dy.sums
-        dy = self.array(dy)
-        sums = self._per_channel(1 + len(value.terms), FLOAT64)
-        dz = self.gradient_like(dy)
-        self.backend.fused.gate(dy, value, out=dz, sums=sums)
-        return dz, sums
 
     def _backward_norm(
         self,

@@ -469,12 +469,10 @@ class CompressedSums(LossySums):
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Initialize errors with 0. Collective: all ranks call it."""
         super().prepare(buckets)
-        self._kept = {b.index: self._keep(b) for b in buckets}
-        self._sizes.clear()
-
-    def _keep(self, bucket: Bucket) -> PackedGradients:
         c = self.compressor
-        return PackedGradients(bucket, feedback=c.feedback, momentum=c.momentum, served=c.served)
+        own: dict[str, Any] = {"feedback": c.feedback, "momentum": c.momentum, "served": c.served}
+        self._kept = {b.index: PackedGradients(b, **own) for b in buckets}
+        self._sizes.clear()
 
     def free(self) -> None:
         """Free the groups. Collective: all ranks call it."""

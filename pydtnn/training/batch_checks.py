@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 
@@ -11,10 +10,7 @@ from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.data.order import max_shards
 from pydtnn.model import Model
-from pydtnn.model.pipeline import check
 from pydtnn.training.setup import Setup
-
-_log = logging.getLogger("pydtnn.training")
 
 DEFAULT_PER_RANK = 4
 """Micro-batches per rank of a pipeline by default; it then waits in at most a fifth of a step."""
@@ -47,6 +43,8 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return
+    from pydtnn.model.pipeline import check
+
     samples = len(loader.dataset)
     last = samples - (len(loader) - 1) * loader.global_batch_size
     numbers = [
@@ -63,10 +61,6 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
             f"{100 * check(setup.model.schedule, pipeline.ranks, better).bubble:.0f} %",
             stacklevel=3,
         )
-
-
-MIN_NORM_SAMPLES = 16
-"""Samples below which statistics of a batch are too inaccurate for batch norm."""
 
 
 def check_validation(train: Dataset, validation: Dataset | None) -> None:
@@ -172,35 +166,6 @@ def _normalised(setup: Setup, loader: Loader) -> tuple[int, int]:
     last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
     parts = 1 if setup.sync_batch_norm else loader.shards
     return max(total // parts, 1), max(min(last, total) // parts, 1)
-
-
-def warn_of_small_batches(setup: Setup, loader: Loader) -> None:
-    """Log a warning if batch norm normalises fewer than `MIN_NORM_SAMPLES` samples.
-
-    Means and variances of so few samples differ so much from those of the training set that the
-    loss jumps, in training and, by the running statistics, in the evaluation after it.
-    """
-    norm = _narrowest_norm(setup.model)
-    if norm is None or setup.comm.rank > 0:
-        return
-    usual, smallest = _normalised(setup, loader)
-    if usual < MIN_NORM_SAMPLES:
-        count, where = usual, "every step"
-        advice = "larger batches, fewer micro-batches or shards, or sync_batch_norm"
-    elif smallest < MIN_NORM_SAMPLES:
-        count, where = smallest, "the last step of an epoch"
-        advice = "drop_last, which omits it, another batch size, or sync_batch_norm"
-    else:
-        return
-    _log.warning(
-        "batch norm normalises %d sample%s at a time in %s; with fewer than %d training is "
-        "unstable: use %s",
-        count,
-        "s" * (count > 1),
-        where,
-        MIN_NORM_SAMPLES,
-        advice,
-    )
 
 
 def _narrowest_norm(model: Model) -> tuple[str, int] | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydtnn.model.pipeline import actions_of
-from pydtnn.parallel.schemes.sharded import Partition
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import axes_of
@@ -119,7 +118,7 @@ def _halves(setup: Setup) -> bool:
 
 
 def _gathers_norm(setup: Setup) -> str:
-    divided = isinstance(setup.exchange, Partition) and setup.exchange.exact_norms
+    divided = getattr(setup.exchange, "exact_norms", False)
     return _scheme(setup) if divided and setup.optimizer.clip_norm is not None else ""
 
 
@@ -248,9 +247,7 @@ FEATURES = {
         lambda setup: not setup.exchange.sums.capturable and type(setup.exchange.sums).__name__
     ),
     "divided state": Feature(
-        lambda setup: (
-            isinstance(setup.exchange, Partition) and setup.exchange.parts > 1 and _scheme(setup)
-        )
+        lambda setup: getattr(setup.exchange, "parts", 1) > 1 and _scheme(setup)
     ),
     "ranks that differ": Feature(lambda setup: not setup.exchange.equal and _scheme(setup)),
     "gradients of earlier steps": Feature(_keeps_gradients),

@@ -19,7 +19,6 @@ from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
 from pydtnn.model.pipeline import actions_of
-from pydtnn.model.pipeline.check import max_halved, max_in_flight
 from pydtnn.parallel.exchange import begin
 from pydtnn.training import batch_checks, checks
 from pydtnn.training.examination import check_loaded, examine
@@ -72,6 +71,8 @@ def micro_batches_in_flight(setup: Setup, shards: int) -> int:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return 1
+    from pydtnn.model.pipeline.check import max_in_flight
+
     return ceil(
         max_in_flight(actions_of(setup.model.schedule, pipeline.rank, pipeline.ranks, shards))
     )
@@ -82,6 +83,8 @@ def halved_in_flight(setup: Setup, shards: int) -> int:
     pipeline = setup.model.pipeline
     if pipeline is None:
         return 0
+    from pydtnn.model.pipeline.check import max_halved
+
     return ceil(max_halved(actions_of(setup.model.schedule, pipeline.rank, pipeline.ranks, shards)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from pydtnn.training.callback import Callback, Training, training_seconds
 from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
+from pydtnn.utils.launcher import launched
 from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import Lasting, width_of
 from pydtnn.utils.units import align
@@ -193,6 +194,7 @@ class ProgressBar(Callback):
 
     def _choose(self, file: TextIO, steps: int) -> TerminalBar | Lines:
         found = self.style == "auto" and os.environ.get("TERM") != "dumb" and file.isatty()
+        found = found and not launched()  # Open MPI gives ranks a terminal of its own
         return TerminalBar(file, steps) if found or self.style == "bar" else Lines(file, steps)
 
     def on_epoch_start(self, trainer: Training) -> None:

@@ -23,7 +23,6 @@ from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
-from pydtnn.training.pipeline import StagePasses
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 from pydtnn.utils.request import Completed, Request
@@ -155,6 +154,8 @@ class Eager:
         """Create the computation of a rank in one step, of a kind if it has no pipeline."""
         setup, pipeline = self._setup, self._setup.model.pipeline
         if pipeline is not None:
+            from pydtnn.training.pipeline import StagePasses  # only with stages
+
             return StagePasses(setup, batch, epoch, seed, pipeline)
         passes = kind(setup, batch, epoch, seed)
         if setup.exchange.sums.shards is None:  # otherwise several sets of gradients

@@ -359,8 +359,6 @@ class Trainer(SuggestsNames):
         rebound = self.rebind()
         self.model.inputs = self.comm.gather_object(self.objective.describe(train))[0]
         self._warned = batch_checks.warn_of_statistics(self.setup, validation)
-        if self.epoch < options["epochs"]:
-            batch_checks.warn_of_small_batches(self.setup, loader)
         if rebound or not self._loaded:
             start_equal(self.setup)
         self.model.loaded, self.model.given = None, {}

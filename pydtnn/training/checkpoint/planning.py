@@ -21,7 +21,7 @@ from pydtnn.training.checkpoint.assembly import FilePlan, create_plan
 from pydtnn.training.checkpoint.content import FORMAT, prefix_of, to_json
 from pydtnn.training.checkpoint.layout import Described, arrange
 from pydtnn.training.checkpoint.pieces import LocalState
-from pydtnn.training.equality.check import hash_all
+from pydtnn.training.equality import hash_all
 from pydtnn.utils.version import __version__
 
 Regions = Sequence[tuple[Region, tuple[int, ...]]]

@@ -39,10 +39,10 @@ def train(rank: Rank) -> Array:
         w2 -= RATE * x1.T @ d2
         w1 -= RATE * x0.T @ d1
         b3, b2, b1 = b3 - RATE * d3.sum(0), b2 - RATE * d2.sum(0), b1 - RATE * d1.sum(0)
-        if rank.rank == 0 and rank.size > 1:
+        if rank.rank == 0:
             print(f"step {step}: loss {loss:.3f}")
     return join([w1, b1, w2, b2, w3, b3])
 
 
 if __name__ == "__main__":
-    main(train, lambda size: 0, "nothing", "pydtnn/model/naive.py: backward", serial=trained)
+    main(train, lambda size: 0, "no messages", "pydtnn/model/naive.py: backward", serial=trained)

@@ -7,8 +7,8 @@ sooner or later. Without this memory training stalls (Seide et al., "1-bit SGD",
 "Sparsified SGD with memory", 2018).
 
 It is another algorithm than serial training: the reference is one process that does the same for P
-gradients. A rank sends ``(P - 1) k`` elements and positions, which beats a ring while ``P k < 2
-n``.
+gradients, and adds them in the same order, so that the bits are equal. A rank sends ``(P - 1) k``
+elements and positions, which beats a ring while ``P k < n``.
 """
 
 from math import ceil

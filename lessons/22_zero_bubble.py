@@ -3,11 +3,12 @@
 Backward computes two things: the gradient of a stage's input (B), for which the rank before waits,
 and that of its parameters (W), for which nobody does. Done apart, B goes back through the pipeline
 in half the time, and W fills what were bubbles (Qi et al., "Zero bubble pipeline parallelism",
-2023, schedule H1: the memory of 1F1B).
+2023, schedule H1). No rank keeps more micro-batches than the first one of 1F1B does, which is P;
+the last ranks keep as many now.
 
 Rank r begins with P - r forwards as in 1F1B, and then repeats B, W, F. Its W are those of the
 micro-batch r places before, so that the last ranks, whose first B come early, have W left for the
-end, when 1F1B waits: bubbles fall to a third if F, B and W take the same time.
+end, when 1F1B waits. If F, B and W take 1 each, a rank waits P - 1 in total instead of 3 (P - 1).
 """
 
 from pipelines import FORMULA, MICRO_BATCHES, Action, bytes_sent, picture, serial

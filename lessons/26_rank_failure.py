@@ -52,6 +52,8 @@ def train(rank: Rank) -> Array:
         if suspected.any():
             # exercise: the ranks that remain
             alive = [r for r, s in zip(alive, suspected, strict=True) if not s]
+            if rank.rank == 0:
+                print(f"step {step}: a rank has failed, {len(alive)} repeat the step")
             continue  # repeat the step without them
         total = sum(received[r] for r in alive)  # in the same order on all ranks
         for p, g in zip(params, split(total, params), strict=True):

@@ -129,7 +129,8 @@ def picture(plan: list[list[Action]], seconds: dict[str, int]) -> str:
             text[begin : begin + seconds[kind]] = name * seconds[kind]
         lines.append("".join(text))
     idle = sum(line.count(".") for line in lines) / (total * len(lines))
-    return "\n".join([*lines, f"bubbles: {idle:.0%} (digits forward, letters backward, - weights)"])
+    words = "digits forward, letters backward" + ", - gradients of parameters" * ("W" in seconds)
+    return "\n".join([*lines, f"bubbles: {idle:.0%} of the time ({words}, dots bubbles)"])
 
 
 def bytes_sent(size: int) -> int:

@@ -205,7 +205,7 @@ def main(
     bytes_sent : callable
         Bytes that rank 0 sends, by the number of ranks.
     formula : str
-        The same for people.
+        The same for people, for several ranks.
     library : str
         Where the library does it.
     serial : callable, optional
@@ -224,9 +224,11 @@ def main(
         assert difference <= tolerance, f"rank {rank.rank}: differs from serial by {difference}"
         if rank.rank == 0:
             needed = bytes_sent(rank.size)
-            print(f"{rank.size} ranks, largest difference from serial training {difference:.1e}")
+            print(f"{rank.size} rank{'s' * (rank.size > 1)}, largest", end=" ")
+            print(f"difference from one process {difference:.1e}")
             print(f"rank 0 sent {rank.messages} messages, {rank.nbytes} bytes")
-            print(f"by the formula {formula}: {needed}")
+            if rank.size > 1:
+                print(f"by the formula {formula}: {needed}")
             print(f"in the library: {library}")
             assert rank.nbytes == needed, f"sent {rank.nbytes} bytes, by the formula {needed}"
 

@@ -114,11 +114,11 @@ def remove_unfinished_files(path: Path) -> None:
             remove_unfinished(path, FILES)
 
 
-def claim(path: Path, held: contextlib.ExitStack) -> bool:
+def claim(path: Path, held: contextlib.ExitStack) -> None:
     """Lock the folder against other runs until `held` is closed or this process ends.
 
-    A batch system may restart a run while the first one is still active. Returns False on network
-    file systems that cannot lock a folder; other runs are then not detected.
+    A batch system may restart a run while the first one is still active. On network file systems
+    that cannot lock a folder, other runs are not detected.
     """
     descriptor = os.open(path, os.O_RDONLY)
     held.callback(os.close, descriptor)
@@ -130,8 +130,7 @@ def claim(path: Path, held: contextlib.ExitStack) -> bool:
             "another folder"
         ) from None
     except OSError:
-        return False
-    return True
+        pass
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

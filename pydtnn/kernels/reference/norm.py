@@ -24,7 +24,7 @@ class NormGradient(NamedTuple):
     dgamma: Array
     dbeta: Array
     out: Array
-    accumulate: bool = False
+    accumulate: bool
 
 
 class NormKernels(KernelFamily):

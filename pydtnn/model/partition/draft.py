@@ -55,9 +55,7 @@ class Draft:
     @classmethod
     def of(cls, node: Node, mesh: MeshLike) -> Draft:
         """Copy the bound layer of a node."""
-        layer = copy.copy(node.layer)
-        layer.bound = False
-        return cls(node, layer, mesh, [{} for _ in node.inputs])
+        return cls(node, copy.copy(node.layer), mesh, [{} for _ in node.inputs])
 
     @property
     def whole(self) -> Layer:

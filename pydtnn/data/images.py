@@ -211,6 +211,8 @@ def name_bad(problems: Sequence[str]) -> str:
 
     >>> name_bad(["a.png is damaged", "b.bmp is no image"])
     '2 files cannot be used: a.png is damaged; b.bmp is no image'
+    >>> name_bad([f"{i}.png is damaged" for i in range(MAX_NAMED)])[-26:]
+    'damaged; 49.png is damaged'
     """
     if len(problems) == 1:
         return problems[0]

@@ -87,7 +87,13 @@ class LoadReport:
 
 
 def advice_of(shapes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    """Return the end of an error's sentence about arrays of other shapes than those of a model."""
+    """Return the end of an error's sentence about arrays of other shapes than those of a model.
+
+    >>> "images" in advice_of([((64, 3, 3, 3), (64, 3, 7, 7))])
+    True
+    >>> "images" in advice_of([((64, 16, 3, 5), (64, 32, 16, 7))])
+    False
+    """
     images = any(
         len(a) == len(b) == 4 and a[0] == b[0] and (a[1] == b[1] or a[3] == b[3]) for a, b in shapes
     )

@@ -133,6 +133,7 @@ def test_an_option_in_the_value_of_another_one_may_be_typed_as_before(name, tmp_
         (["--exact=3"], "--exact: expected values of shards such as shards=..., with commas"),
         (["--survive=min_ranks=0"], "--survive min_ranks must be at least 1, got 0"),
         (["--keep=3:every"], "--keep must be a whole number, got '3:every'"),
+        (["--epoc=3"], "unknown option '--epoc'; did you mean '--epochs'"),
         (["--device=cuda:tf32=1"], "--device tf32 must be true or false, got 1"),
     ],
 )

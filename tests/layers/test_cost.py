@@ -12,8 +12,10 @@ from pydtnn import layers as nn
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import ConvGeometry, Deferred, create_backend
 from pydtnn.kernels.reference import FAMILIES
+from pydtnn.layers.parameters import Cut
 from pydtnn.model import Model
 from pydtnn.model.partition.striped_conv import StripedConv2d
+from pydtnn.model.partition.stripes import HaloExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
@@ -315,3 +317,12 @@ def test_dropout_of_a_part_writes_the_mask_of_whole_samples():
         assert layer.cost(5) == (flops, flops, moved, moved)
 
     run_threads(3, rank)
+
+
+def test_an_exchange_of_rows_copies_those_that_are_kept_sent_and_received():
+    cut, needed = Cut(0, "x", (0, 3, 6, 9)), [(0, 4), (2, 8), (5, 9)]
+    layer = HaloExchange(cut, needed, position={"x": 1})
+    layer.bind(create_backend("numpy"), np.dtype("float32"), "halo", ((3, 7, 2),))
+    row, kept, sent, received = 4 * 7 * 2, 3, 2, 3
+    moved = 2 * (kept + sent + received), 3 + 2 * (kept + received) + 3 * sent
+    assert layer.cost(4) == (0, sent * row, *(4 * row * rows for rows in moved))

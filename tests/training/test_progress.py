@@ -45,6 +45,16 @@ def test_steps_have_lines_with_their_loss_and_the_time_left_when_it_is_time():
         assert re.search(r"  0:\d\d left  loss ", line)
 
 
+def test_the_time_left_is_that_of_all_other_steps_at_the_speed_so_far():
+    bar = ProgressBar(io.StringIO())
+    bar._begin, bar._now, bar._first, bar._steps = 10.0, 40.0, 2, 132
+    assert [bar._remaining(step) for step in (12, 3, 131)] == [
+        "6:00 left",
+        "1:04:30 left",
+        "0:00 left",
+    ]
+
+
 @each(
     ("style", "file", "term", "bar"),
     [

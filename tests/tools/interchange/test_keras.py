@@ -74,7 +74,7 @@ def write(path: Path, layers: dict[str, dict[str, np.ndarray]], group: str = "/"
         for layer, arrays in layers.items():
             own = root.create_group(layer)
             names = [what if "/" in what else f"{layer}/{what}:0" for what in arrays]
-            own.attrs["weight_names"] = [name.encode() for name in names]
+            own.attrs["weight_names"] = np.array([name.encode() for name in names])  # fixed length
             for name, array in zip(names, arrays.values(), strict=True):
                 own[name] = array
     return path

@@ -422,6 +422,19 @@ def test_a_node_that_no_layer_computes_is_refused_by_name(message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_nodes_compute_as_many_constants_as_are_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "MAX_ELEMENTS", 100 - 4 * 2)  # beside four times those of a file
+    numbers = {"a0": np.float32([1]), "forty": np.array([40])}
+    for count in (2, 3):
+        nodes = [node("Expand", [f"a{i}", "forty"], [f"a{i + 1}"]) for i in range(count)]
+        nodes += [node("Add", ["x", f"a{count}"], ["y"])]
+        path = write(tmp_path / f"{count}.onnx", nodes, ("n", 40), numbers)
+        if count == 2:
+            import_onnx(path)
+    with pytest.raises(ValueError, match="constants that nodes compute must not exceed those of"):
+        import_onnx(path)
+
+
 NO_NODE: dict[str, tuple[Any, ...]] = {
     "input x must be of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C) w": (
         chain("Relu"),

@@ -6,7 +6,8 @@ import pytest
 
 from pydtnn import Model
 from pydtnn.kernels import create_backend
-from pydtnn.model.memory import DryMesh, forecast_memory
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.model.memory import DryMesh, _dry_copy, forecast_memory
 from pydtnn.tools.perfmodel.dry_step import DryStep, inner_position
 from pydtnn.tools.perfmodel.outline import BucketReady, Finish, NodeWork, Outline, Start
 from pydtnn.training.workload import Workload
@@ -41,6 +42,11 @@ def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape):
         peak = forecast_memory(model, samples).peak
         assert own.memory.peak.at(samples) == pytest.approx(peak, rel=0.01)  # running statistics
     assert [b.nbytes for b in own.buckets] == [b.grads.nbytes for b in model.buckets]
+
+
+def test_a_copy_that_computes_nothing_has_no_values():
+    copy = _dry_copy(dry_model({}), dry_backend(BACKEND, 0))
+    assert not any(p.value.any() or p.master.any() for p in copy.parameters.values())
 
 
 EXPERTS = Workload("moe_gpt_nano", (16,), 32)

@@ -41,6 +41,9 @@ def test_the_parts_of_a_step_add_up_and_one_rank_has_no_communication():
     assert rank.step.seconds == pytest.approx(rank.step.compute)
     assert rank.step.compute == pytest.approx(PASS * round(rank.step.compute / PASS))
     assert prediction.bottleneck.startswith("compute (")
+    only = replace(rank.step, layers=rank.step.layers[:1])
+    alone = replace(prediction, ranks=(replace(rank, step=only),))
+    assert alone.bottleneck == f"compute ({only.layers[0].name} 100 %)"
     assert prediction.deciles == (1.0, 1.0)
     (rank,) = predicted(recompute=2).ranks
     assert rank.step.recomputed > 0

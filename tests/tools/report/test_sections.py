@@ -78,7 +78,7 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path):
 
 @each(("most", "scale"), [(16, "linear"), (17, "log")])
 def test_axes_are_logarithmic_for_more_than_eight_times_as_many_ranks(most, scale, tmp_path):
-    section = scaling(runs(tmp_path, 2, most))
+    section = scaling(runs(tmp_path, 2, 8, most))
     assert figure(section, "Throughput").x["type"] == scale
 
 

@@ -39,6 +39,7 @@ class Ranks:
         name: str,
         *,
         nbytes: int = 0,
+        bucket: int = -1,
         ends: bool = True,
         of: str = "all",
     ) -> None:
@@ -46,7 +47,7 @@ class Ranks:
         for rank in ranks:
             activity = self.activities[rank]
             activity.group(of)
-            activity.begin(Kind.CALL, name, nbytes=nbytes)
+            activity.begin(Kind.CALL, name, nbytes=nbytes, bucket=bucket)
             if ends:
                 activity.end()
             else:
@@ -134,7 +135,7 @@ def test_ranks_without_a_record_are_those_of_a_lost_host(four):
 
 
 def test_the_report_has_a_table_and_the_last_activities_of_late_ranks(four, capsys):
-    four.call(range(4), "allreduce", nbytes=8)
+    four.call(range(4), "allreduce", nbytes=8, bucket=0)
     four.activities[2].message(Kind.RECEIVED, "all", 1, 2, peer=3, tag=9, nbytes=5)
     four.call((0, 1, 3), "barrier", ends=False)
     four.record()
@@ -143,7 +144,7 @@ def test_the_report_has_a_table_and_the_last_activities_of_late_ranks(four, caps
     assert [line.split()[0] for line in lines[2:5]] == ["rank", "0-1,", "2"]
     assert lines[5] == "last activities of rank 2:"
     assert lines[6].endswith("received all with rank 3, tag 9, 5 B: 0.000 ms")
-    assert "call allreduce, call 1, 8 B: " in lines[7]
+    assert "call allreduce, call 1, bucket 0, 8 B: " in lines[7]
     assert main(["flight", str(four.folder)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == lines[0]
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from pydtnn.tools.perfmodel.calibration.messages import measure_messages
 from pydtnn.tools.perfmodel.calibration.sample import Sample
 from pydtnn.tools.perfmodel.compute.classes import classify
 from pydtnn.tools.perfmodel.entries import KernelClass
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
@@ -52,9 +54,12 @@ def test_a_measured_platform_is_complete_and_that_of_all_ranks(measured, tmp_pat
     assert loaded.storage.loader > 0
 
 
-def test_what_one_host_cannot_measure_is_named_in_the_file(measured, tmp_path):
+def test_what_one_host_cannot_measure_is_named_in_the_file(measured, tmp_path, monkeypatch):
     assert measured[0].assumed == ("messages.between",)
-    _, missing = measure_messages(Serial(), Platform.load("laptop").messages)
+    network = replace(Network.measure(Serial()), add=2**-30)
+    monkeypatch.setattr(Network, "measure", lambda comm: network)
+    found, missing = measure_messages(Serial(), Platform.load("laptop").messages)
+    assert found.add == 2**30
     assert missing == ["messages.inside", "messages.between", "messages.call"]
     measured[0].save(tmp_path / "x.yaml")
     assert (
@@ -110,6 +115,17 @@ def test_wrong_options_are_one_sentence(arguments, capsys):
 
 
 @pytest.mark.long
+def test_the_loader_takes_a_time_for_each_sample_and_for_its_bytes():
+    times = [n * (1e-3 + 4 * 3 * size**2 / 1e8) for size, n in machine.IMAGES]
+    found = machine.loader_rates([Sample("", (time, 2 * time)) for time in times])
+    assert found == pytest.approx((1e-3, 1e8))
+
+
+def test_a_job_that_cannot_begin_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(command, "create_communicator", Mock(side_effect=ValueError("no MPI")))
+    assert (command.main([]), capsys.readouterr().err) == (1, "calibrate: no MPI\n")
+
+
 def test_ranks_of_a_job_measure_messages_between_them(tmp_path, mpiexec):
     path = tmp_path / "x.yaml"
     command = ["-m", "pydtnn", "calibrate", f"--output={path}", "--threads=1", "--allow-noise"]

@@ -12,6 +12,7 @@ from pydtnn.comm import Communicator, create_communicator, run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.tools.perfmodel.virtual import run_virtual
+from pydtnn.tools.perfmodel.virtual.communicator import Copies
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, RankError
@@ -91,6 +92,14 @@ def test_a_message_takes_latency_and_the_bandwidth_of_a_card_that_hosts_share(ho
         return clock.now() - begin
 
     assert virtual(send, hosts).results == pytest.approx([seconds] * len(hosts), rel=1e-6)
+
+
+def test_a_rank_copies_messages_while_it_waits_for_others():
+    copies = Copies(pending=2)
+    copies.wait(3.0)
+    assert [copies.complete(2.0, 0.5), copies.complete(2.0, 0.5)] == [0.5, 0.5]
+    copies.wait(1.0)  # for nothing
+    assert copies.waited == 0
 
 
 def broken(comm: Communicator) -> None:

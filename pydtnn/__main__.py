@@ -37,14 +37,12 @@ COMMANDS = {
 ELSEWHERE = {
     "comm": "tools.schedules.allreduce",
     "data": "tools.shards",
-    "info": "cli.info",
     "model.pipeline": "tools.schedules.pipeline",
     "oracle": "tools.perfmodel.oracle",
     "calibrate": "tools.perfmodel.calibration",
-    **{name: f"tools.{name}" for name in ("checkpoint", "completion", "predict", "report", "runs")},
-    **{name: f"tools.{name}" for name in ("interchange", "launch", "search", "testing", "trace")},
+    "train": "train",
 }
-"""Modules of commands that have another name."""
+"""Modules of commands that are not `tools.NAME`."""
 
 HELP = ("-h", "--help")
 
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
     absent = find_spec("pydtnn.tools") is None
-    tools = {name for name, module in ELSEWHERE.items() if absent and module.startswith("tools.")}
+    tools = {*COMMANDS} - {"train"} if absent else set[str]()
     if name in tools:
         print(f"pydtnn: {name} requires the tools of pydtnn, not installed here", file=sys.stderr)
         return 1
@@ -82,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def module_of(name: str) -> ModuleType:
     """Return the module with the ``main`` of a command."""
-    module = f"pydtnn.{ELSEWHERE.get(name, name)}"
+    module = f"pydtnn.{ELSEWHERE.get(name, f'tools.{name}')}"
     spec = find_spec(module)
     package = spec is not None and spec.submodule_search_locations is not None
     return import_module(f"{module}.__main__" if package else module)

@@ -21,7 +21,9 @@ def test_every_command_is_listed():
     files = {f.relative_to(ROOT) for f in ROOT.rglob("*.py") if run in f.read_text()}
     names = {".".join(f.with_suffix("").parts).removesuffix(".__main__") for f in files}
     monitor = "comm.monitor.process"  # not for users
-    assert names - {"__main__", monitor} == {ELSEWHERE.get(name, name) for name in COMMANDS}
+    assert names - {"__main__", monitor} == {
+        ELSEWHERE.get(name, f"tools.{name}") for name in COMMANDS
+    }
 
 
 def test_the_list_is_printed():
@@ -42,7 +44,7 @@ def test_a_command_is_run_with_its_arguments(command, capsys):
     except SystemExit as end:
         status = int(end.code or 0)
     assert status == 0
-    assert f"python -m pydtnn{' ' if command in ELSEWHERE else '.'}{command}" in (
+    assert f"python -m pydtnn{'.' if command == 'train' else ' '}{command}" in (
         capsys.readouterr().out
     )
 

@@ -96,8 +96,8 @@ ALLOWED = {
 
 # Packages that may be missing, and the modules that may import them, inside a function.
 CONFINED = {
-    "mpi4py": ["comm.mpi", "cli.info"],
-    "cupy": ["kernels.cuda", "comm.nccl", "cli.info"],
+    "mpi4py": ["comm.mpi", "cli.installation"],
+    "cupy": ["kernels.cuda", "comm.nccl", "cli.installation"],
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
     "jinja2": ["tools.report.page"],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydtnn.callbacks import BestWeights
 from pydtnn.cli.config import TrainConfig, flags, typed
-from pydtnn.cli.info import collect
+from pydtnn.cli.installation import collect
 from pydtnn.cli.parallel import describe_mesh
 from pydtnn.cli.workload import changes_of
 from pydtnn.comm.schedules.rule import RULE, Ruled, explain

@@ -1,4 +1,4 @@
-"""Tests of `pydtnn.cli.info`."""
+"""The report on the machine and the installation."""
 
 import json
 import re
@@ -7,13 +7,14 @@ import sys
 from types import SimpleNamespace
 
 import pydtnn
-from pydtnn.cli import info
+from pydtnn.cli import installation
 from pydtnn.kernels.cuda import libraries
+from pydtnn.tools import info
 from tests.each import each
 
 
 def test_what_is_collected_survives_json():
-    found = info.collect()
+    found = installation.collect()
     assert json.loads(json.dumps(found)) == found
     assert found["pydtnn"] == pydtnn.__version__
     assert found["packages"]["numpy"]
@@ -22,7 +23,7 @@ def test_what_is_collected_survives_json():
 
 
 def test_collecting_without_probing_loads_neither_mpi4py_nor_cupy():
-    code = "import sys; from pydtnn.cli import info; info.collect(); print(*sys.modules)"
+    code = "import sys; from pydtnn.cli.installation import collect; collect(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"mpi4py", "cupy"} & set(done.stdout.split())
 
@@ -39,7 +40,7 @@ def test_the_report_names_every_part():
 @each("missing", ["mpi4py", "cupy"])
 def test_a_missing_package_is_a_reason_and_no_error(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)  # the import system then raises ImportError
-    report = {"mpi4py": info._mpi, "cupy": lambda: info._gpu()["GPU"]}[missing]()
+    report = {"mpi4py": installation._mpi, "cupy": lambda: installation._gpu()["GPU"]}[missing]()
     assert report.startswith("none: ")
     assert missing in report
 
@@ -59,7 +60,7 @@ def test_gpus_are_told_with_their_libraries_and_what_is_missing(monkeypatch):
         return SimpleNamespace(version=(9, 19, 0), path=f"/usr/lib/lib{name}.so")
 
     monkeypatch.setattr(libraries, "load", load)
-    found = info._gpu()
+    found = installation._gpu()
     assert found["GPU"] == "NVIDIA H200 (sm_90, 139 GiB); NVIDIA H200 (sm_90, 139 GiB)"
     assert found["CuPy"] == "14.2.0 for CUDA 13.0, driver for CUDA 13.1"
     assert found["NCCL"] == "none: NCCL was not found in wheels, conda or the system"
@@ -76,6 +77,6 @@ def test_an_impossible_number_of_threads_is_one_sentence(monkeypatch, capsys):
 
 def test_a_package_in_another_projects_checkout_has_no_commit(monkeypatch, tmp_path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    module = tmp_path / "environment" / "pydtnn" / "cli" / "info.py"
-    monkeypatch.setattr(info, "__file__", str(module))
-    assert info._commit() is None
+    module = tmp_path / "environment" / "pydtnn" / "cli" / "installation.py"
+    monkeypatch.setattr(installation, "__file__", str(module))
+    assert installation._commit() is None

@@ -11,7 +11,7 @@ Three things can be divided: the samples of a batch (lessons 02 to 13), the arra
 
 import numpy as np
 
-from nets import BATCH, RATE, STEPS, batch, join, parameters, trained
+from nets import BATCH, RATE, STEPS, batch, join, parameters, serial
 from ranks import Array, Rank, main
 
 
@@ -45,4 +45,4 @@ def train(rank: Rank) -> Array:
 
 
 if __name__ == "__main__":
-    main(train, lambda size: 0, "no messages", "pydtnn/model/naive.py: backward", serial=trained)
+    main(train, lambda size: 0, "no messages", "pydtnn/model/naive.py: backward", serial=serial)

@@ -9,7 +9,7 @@ stay equal (Valiant, "A bridging model for parallel computation", 1990; for netw
 All gradients travel in one message here, after backward. Lesson 03 begins earlier.
 """
 
-from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, part, split, trained
+from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, part, serial, split
 from ranks import Array, Rank, main
 
 
@@ -39,5 +39,5 @@ if __name__ == "__main__":
         bytes_sent,
         "steps x 2 (P - 1) ceil(n / P) x 8",
         "pydtnn/parallel/exchange.py: AllReduce",
-        serial=trained,
+        serial=serial,
     )

@@ -12,21 +12,7 @@ All ranks must advance their sums in the same order, since messages carry no nam
 
 from collections import deque
 
-import numpy as np
-
-from nets import (
-    BATCH,
-    RATE,
-    STEPS,
-    batch,
-    cross_entropy,
-    join,
-    linear,
-    linear_backward,
-    parameters,
-    part,
-    trained,
-)
+from nets import BATCH, RATE, STEPS, batch, forward, join, linear_backward, parameters, part, serial
 from ranks import Array, Rank, main
 
 
@@ -36,10 +22,7 @@ def train(rank: Rank) -> Array:
     layers = list(zip(params[::2], params[1::2], strict=True))
     for step in range(STEPS):
         x, labels = (part(a, rank.rank, rank.size) for a in batch(step))  # (N / P, 8, 8), (N / P,)
-        inputs = [x.reshape(len(x), -1)]
-        for w, b in layers[:-1]:
-            inputs.append(np.maximum(linear(inputs[-1], w, b), 0))
-        _, dy = cross_entropy(linear(inputs[-1], *layers[-1]), labels)
+        _, inputs, dy = forward(layers, x, labels)  # inputs of the layers, gradient of the scores
 
         buckets, sums = [], deque()  # of the last layer first; the sums that are in progress
         for (w, _), inp in zip(reversed(layers), reversed(inputs), strict=True):
@@ -78,5 +61,5 @@ if __name__ == "__main__":
         bytes_sent,
         "steps x the sum over layers of 2 (P - 1) ceil(n / P) x 8",
         "pydtnn/training/steps.py: UpdatingPasses",
-        serial=trained,
+        serial=serial,
     )

@@ -12,7 +12,7 @@ For short arrays lesson 05 is faster.
 
 import numpy as np
 
-from nets import RATE, STEPS, join, parameters
+from nets import STEPS, descend, join, parameters
 from ranks import Array, Rank, main
 
 
@@ -33,13 +33,8 @@ def ring(rank: Rank, array: Array) -> Array:
 
 
 def train(rank: Rank) -> Array:
-    """Sum what would be gradients, P equal parts of which each rank has one."""
-    result = join(parameters())
-    for step in range(STEPS):
-        gradient = np.random.default_rng(step).standard_normal((12, len(result)))  # (12, n)
-        local = gradient[rank.rank :: rank.size].sum(axis=0)  # (n,)
-        result = result - RATE * ring(rank, local)
-    return result
+    """Sum random arrays (n,) in each step."""
+    return descend(rank, lambda array: ring(rank, array))
 
 
 def bytes_sent(size: int) -> int:

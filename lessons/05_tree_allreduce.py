@@ -9,9 +9,7 @@ If P is no power of two, the ranks beyond the largest power q first add their ar
 ranks ``r - q``, which take part for them and send them the result.
 """
 
-import numpy as np
-
-from nets import RATE, STEPS, join, parameters
+from nets import STEPS, descend, join, parameters
 from ranks import Array, Rank, main
 
 
@@ -35,13 +33,8 @@ def recursive_doubling(rank: Rank, array: Array) -> Array:
 
 
 def train(rank: Rank) -> Array:
-    """Sum what would be gradients, P equal parts of which each rank has one."""
-    result = join(parameters())
-    for step in range(STEPS):
-        gradient = np.random.default_rng(step).standard_normal((12, len(result)))  # (12, n)
-        local = gradient[rank.rank :: rank.size].sum(axis=0)  # (n,)
-        result = result - RATE * recursive_doubling(rank, local)
-    return result
+    """Sum random arrays (n,) in each step."""
+    return descend(rank, lambda array: recursive_doubling(rank, array))
 
 
 def bytes_sent(size: int) -> int:

@@ -12,7 +12,7 @@ the error.
 
 import numpy as np
 
-from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, split, trained
+from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, serial, split
 from ranks import Array, Rank, main
 
 BIASED = False
@@ -55,5 +55,5 @@ if __name__ == "__main__":
         bytes_sent,
         "steps x 2 (P - 1) ceil(n / P) x 8",
         "pydtnn/data/order.py: assign_shards",
-        serial=trained,
+        serial=serial,
     )

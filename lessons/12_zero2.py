@@ -13,15 +13,14 @@ from nets import (
     RATE,
     STEPS,
     batch,
-    cross_entropy,
     cut,
+    forward,
     join,
-    linear,
     linear_backward,
     parameters,
     part,
+    serial,
     split,
-    trained,
 )
 from ranks import Array, Rank, main
 
@@ -32,11 +31,8 @@ def train(rank: Rank) -> Array:
     most = 0  # elements of whole gradients that this rank holds at a time
     for step in range(STEPS):
         x, labels = (part(a, rank.rank, rank.size) for a in batch(step))
-        layers = [params[i : i + 2] for i in range(0, len(params), 2)]
-        inputs = [x.reshape(len(x), -1)]
-        for w, b in layers[:-1]:
-            inputs.append(np.maximum(linear(inputs[-1], w, b), 0))
-        _, dy = cross_entropy(linear(inputs[-1], *layers[-1]), labels)
+        layers = list(zip(params[::2], params[1::2], strict=True))
+        _, inputs, dy = forward(layers, x, labels)  # inputs of the layers, gradient of the scores
 
         mine = []  # of the last layer first: (n / P,) each
         for (w, _), inp in zip(reversed(layers), reversed(inputs), strict=True):
@@ -67,5 +63,5 @@ if __name__ == "__main__":
         bytes_sent,
         "steps x the sum over layers of 2 (P - 1) ceil(n / P) x 8",
         "pydtnn/parallel/schemes/sharded_parameters.py: ShardedGradients",
-        serial=trained,
+        serial=serial,
     )

@@ -22,8 +22,8 @@ from nets import (
     linear_backward,
     parameters,
     part,
+    serial,
     split,
-    trained,
 )
 from ranks import Array, Rank, main
 
@@ -76,5 +76,5 @@ if __name__ == "__main__":
         bytes_sent,
         "(P - 1) x 8 x (steps x (3 x parts - that of the last layer) + parts in the end)",
         "pydtnn/parallel/schemes/sharded_parameters.py: ShardedParameters",
-        serial=trained,
+        serial=serial,
     )

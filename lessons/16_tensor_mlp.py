@@ -11,18 +11,7 @@ The layer before the pair is on all ranks, which compute the same; its gradient 
 
 import numpy as np
 
-from nets import (
-    BATCH,
-    RATE,
-    STEPS,
-    batch,
-    cross_entropy,
-    join,
-    linear,
-    linear_backward,
-    parameters,
-    part,
-)
+from nets import BATCH, RATE, STEPS, batch, cross_entropy, join, linear_backward, parameters, part
 from ranks import Array, Rank, main
 
 SIZES = [64, 24, 48, 4]
@@ -36,8 +25,8 @@ def train(rank: Rank) -> Array:
     for step in range(STEPS):
         x, labels = batch(step)
         x = x.reshape(BATCH, -1)  # (N, 64)
-        h0 = np.maximum(linear(x, w0, b0), 0)  # (N, 24), the same on every rank
-        h1 = np.maximum(linear(h0, w1, b1), 0)  # (N, 48 / P)
+        h0 = np.maximum(x @ w0 + b0, 0)  # (N, 24), the same on every rank
+        h1 = np.maximum(h0 @ w1 + b1, 0)  # (N, 48 / P)
         scores = rank.allreduce(h1 @ w2) + b2  # (N, 4); the bias once
         _, d2 = cross_entropy(scores, labels)
 

@@ -14,7 +14,7 @@ serial training, as no samples are lost.
 
 import numpy as np
 
-from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, part, split, trained
+from nets import BATCH, RATE, STEPS, batch, gradients, join, parameters, part, serial, split
 from ranks import Array, Rank, main
 
 FAILS_IN_STEP = 3
@@ -84,5 +84,5 @@ if __name__ == "__main__":
         bytes_sent,
         "8 (4 (P - 1) (n + P) + 3 (P - 2) (n + P - 1))",
         "pydtnn/tools/survival/recovery.py: RecoveryState",
-        serial=trained,
+        serial=serial,
     )

@@ -35,6 +35,7 @@ from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
 from pydtnn.utils.errors import RankFailure
+from pydtnn.utils.interval import Interval
 from ranks import Threads
 
 Array = np.ndarray
@@ -74,20 +75,20 @@ def create(
     optimizer: Callable[[], Any] = SGD,
     axes: dict[str, int] | None = None,
     frozen: tuple[str, ...] = (),
-    model_options: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
     **options: Any,
 ) -> Trainer:
     """Return the trainer of a network that begins with `params`, in the order of its layers."""
     mesh = Mesh(comm, **axes) if axes else None
     backend = create_backend(threads=1, tuning="fixed")
-    own: dict[str, Any] = {"dtype": "float64", "backend": backend, **(model_options or {})}
-    model = Model(Sequential(*net), shape, mesh=mesh, **own)
-    given = zip(names_of(model), params, strict=True)
-    model.load({name: moved(name, p, -1, 0) for name, p in given}, strict=False)
+    own: dict[str, Any] = {"dtype": "float64", "backend": backend, **(model or {})}
+    built = Model(Sequential(*net), shape, mesh=mesh, **own)
+    given = zip(names_of(built), params, strict=True)
+    built.load({name: moved(name, p, -1, 0) for name, p in given}, strict=False)
     if frozen:
-        model.freeze(*frozen)
+        built.freeze(*frozen)
     scheme = exchange(mesh.data if mesh else comm)
-    return Trainer(model, optimizer(), exchange=scheme, mesh=mesh, progress=False, **options)
+    return Trainer(built, optimizer(), exchange=scheme, mesh=mesh, progress=False, **options)
 
 
 def fit(trainer: Trainer, data: Any, steps: int = STEPS) -> Params:
@@ -108,25 +109,23 @@ def samples(
     sizes: list[int] = nets.SIZES,
     steps: int = STEPS,
     axis: str | None = None,
-    bucket_bytes: int | None = None,
     **options: Any,
 ) -> Array:
     """Train linear layers, such as those of lesson 01, divided by samples or along an axis."""
-    axes, own = {axis: comm.size} if axis else None, {"bucket_bytes": bucket_bytes}
-    params = nets.parameters(sizes)
-    trainer = create(comm, mlp(*sizes[1:]), params, axes=axes, model_options=own, **options)
+    axes = {axis: comm.size} if axis else None
+    trainer = create(comm, mlp(*sizes[1:]), nets.parameters(sizes), axes=axes, **options)
     return join(fit(trainer, dataset(steps=steps), steps))
 
 
 def sums(comm: Communicator, algorithm: str) -> Array:
     """Sum what lessons 04 and 05 sum."""
-    comm, result = create_allreduce(algorithm, comm), join(nets.parameters())
-    for step in range(STEPS):
-        parts = np.random.default_rng(step).standard_normal((12, len(result)))
-        local = parts[comm.rank :: comm.size].sum(axis=0)
-        comm.allreduce(local)
-        result = result - RATE * local
-    return result
+    scheduled = create_allreduce(algorithm, comm)
+
+    def allreduce(array: Array) -> Array:
+        scheduled.allreduce(array)
+        return array
+
+    return nets.descend(comm, allreduce)
 
 
 def batch_norm(comm: Communicator) -> Array:
@@ -181,7 +180,7 @@ def pipeline(comm: Communicator, schedule: str) -> Array:
     """Train the network of lessons 20 to 22 by a schedule."""
     params = [pipelines.layer(i) for i in range(pipelines.LAYERS)]
     net = [layer for w in params for layer in (Linear(w.shape[1], bias=False), Tanh())]
-    options: dict[str, Any] = {"model_options": {"pipeline_schedule": schedule}}
+    options: dict[str, Any] = {"model": {"pipeline_schedule": schedule}}
     options |= {"axes": {"pipeline": comm.size}, "micro_batches": pipelines.MICRO_BATCHES}
     return join(fit(create(comm, [Flatten(), *net], params, **options), dataset()))
 
@@ -225,9 +224,8 @@ class Failure(Callback):
 
     def __init__(self) -> None:
         from pydtnn.tools.survival.recovery import RecoveryState
-        from pydtnn.utils.interval import parse_interval
 
-        self.memory = RecoveryState(parse_interval("lesson", "3 steps"), 3600.0)
+        self.memory = RecoveryState(Interval(steps=3), 3600.0)
 
     def on_fit_ready(self, trainer: Trainer, epochs: int, steps: int) -> None:
         self.memory.begin(trainer)
@@ -258,7 +256,7 @@ def failure(comm: Communicator) -> Array:
 PROGRAMS: dict[str, Callable[[Communicator], Any]] = {
     "01": lambda comm: samples(Serial()),
     "02": partial(samples, exchange=partial(AllReduce, overlap=False)),
-    "03": partial(samples, bucket_bytes=1),  # a bucket for each layer
+    "03": partial(samples, model={"bucket_bytes": 1}),  # a bucket for each layer
     "04": partial(sums, algorithm="ring"),
     "05": partial(sums, algorithm="recursive_doubling"),
     "06": partial(samples, exchange=partial(AllReduce, sums=partial(ExactSums, shards=5))),
@@ -267,8 +265,8 @@ PROGRAMS: dict[str, Callable[[Communicator], Any]] = {
     "09": partial(samples, exchange=partial(DiLoCo, period=3, rate=0.7, momentum=0.9)),
     "10": partial(samples, exchange=partial(AllReduce, sums=create_sums("top_k", share=0.1))),
     "11": partial(samples, exchange=ShardedOptimizer, optimizer=ADAM),
-    "12": partial(samples, exchange=ShardedGradients, bucket_bytes=1),
-    "13": partial(samples, exchange=ShardedParameters, bucket_bytes=1),
+    "12": partial(samples, exchange=ShardedGradients, model={"bucket_bytes": 1}),
+    "13": partial(samples, exchange=ShardedParameters, model={"bucket_bytes": 1}),
     "14": partial(convolutions, axis="spatial"),
     "15": partial(convolutions, axis="filter"),
     "16": partial(samples, sizes=[64, 24, 48, 4], axis="tensor"),

@@ -6,7 +6,9 @@ concern. Arrays are float64, so that results can be compared to the last bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -58,13 +60,19 @@ def cross_entropy(scores: Array, labels: Array) -> tuple[float, Array]:
     return float(loss), p
 
 
+def forward(layers: Any, x: Array, labels: Array) -> tuple[float, list[Array], Array]:
+    """Return the sum of losses, the inputs (N, I) of each layer, and the gradient of the scores."""
+    inputs = [x.reshape(len(x), -1)]  # (N, 64)
+    for w, b in layers[:-1]:
+        inputs.append(np.maximum(linear(inputs[-1], w, b), 0))  # (N, O), after ReLU
+    loss, dy = cross_entropy(linear(inputs[-1], *layers[-1]), labels)
+    return loss, inputs, dy
+
+
 def gradients(params: list[Array], x: Array, labels: Array) -> tuple[float, list[Array]]:
     """Return the sum of losses of a network of linear layers and ReLU, and its gradients."""
     layers = list(zip(params[::2], params[1::2], strict=True))
-    inputs = [x.reshape(len(x), -1)]  # (N, 64)
-    for w, b in layers[:-1]:
-        inputs.append(np.maximum(linear(inputs[-1], w, b), 0))  # (N, O)
-    loss, dy = cross_entropy(linear(inputs[-1], *layers[-1]), labels)
+    loss, inputs, dy = forward(layers, x, labels)
     result: list[Array] = []
     for (w, _), inp in zip(reversed(layers), reversed(inputs), strict=True):
         dx, dw, db = linear_backward(dy, inp, w)
@@ -73,13 +81,22 @@ def gradients(params: list[Array], x: Array, labels: Array) -> tuple[float, list
     return loss, result
 
 
-def trained(size: int = 1) -> Array:
+def serial(size: int = 1) -> Array:
     """Return the parameters of serial training, (n,), whatever the number of ranks."""
     params = parameters()
     for step in range(STEPS):
         _, grads = gradients(params, *batch(step))
         params = [p - RATE * g / BATCH for p, g in zip(params, grads, strict=True)]
     return join(params)
+
+
+def descend(rank: Any, allreduce: Callable[[Array], Array]) -> Array:
+    """Sum what would be gradients, P equal parts of which each rank has one, in each step."""
+    result = join(parameters())
+    for step in range(STEPS):
+        gradient = np.random.default_rng(step).standard_normal((12, len(result)))  # (12, n)
+        result = result - RATE * allreduce(gradient[rank.rank :: rank.size].sum(axis=0))
+    return result
 
 
 def part(array: Array, rank: int, size: int, axis: int = 0) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,13 +86,12 @@ def step_of(name: str, comm: Communicator) -> tuple[Array, Outcome]:
     comm.barrier()
     begin = clock.now()
     layers = np.array_split(array, LAYERS)  # views
-    backward = {id(layer): compute(layer, v) for layer, v in zip(layers, values, strict=True)}
+    passes = [compute(layer, v) for layer, v in zip(layers, values, strict=True)]
     if hasattr(module, "backward"):
-        module.backward(comm, layers, lambda layer: backward[id(layer)])
+        module.backward(comm, layers, passes)
     else:
-        for parts in backward.values():
-            for _ in parts:
-                pass
+        for _ in chain(*passes):
+            pass
         module.allreduce(comm, array)
     traffic = comm.traffic
     return array, Outcome(traffic.messages, traffic.bytes, clock.now() - begin - BACKWARD_S)

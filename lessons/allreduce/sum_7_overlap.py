@@ -12,19 +12,19 @@ L times as many messages.
 from sum_5_ring import ring
 
 
-def backward(comm, layers, compute):
+def backward(comm, layers, passes):
     """Compute the gradients (n / L,) of layers, the last one first, and sum them over all ranks.
 
     Parameters
     ----------
     comm : Communicator
     layers : list of ndarray
-    compute : callable
-        Iterator over parts of the backward pass of a layer, with its gradient complete in the end.
+    passes : list of iterator
+        The parts of the backward pass of each layer, after which its gradient is complete.
     """
     rings = []  # pairs: a ring, and the message that it waits for
-    for tag, gradient in enumerate(layers):
-        for _ in compute(gradient):
+    for tag, (gradient, parts) in enumerate(zip(layers, passes, strict=True)):
+        for _ in parts:
             rings = advance(rings)
         started = ring(comm, gradient, tag)
         rings.append((started, next(started, None)))

@@ -114,7 +114,6 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
             raise
         comm = root.shrink()
     comm.traffic = Traffic(usual=None if supervision is None else supervision.activity)
-    comm.attendance.traffic = comm.traffic
     comm.observe(None)
     return comm
 
@@ -295,9 +294,9 @@ class MpiCommunicator(Communicator):
 
     def _counted(self, what: str) -> Wait:
         """Count a collective call that this rank may wait for."""
-        group, calls = self._group, self.attendance.calls
-        number = calls[group.name] = calls[group.name] + 1
-        return Wait(group.name, group.members, what, number)
+        name, calls = self._group.name, self.attendance.calls
+        calls[name] += 1
+        return Wait(name, what, calls[name])
 
     def _call(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking collective call."""
@@ -386,7 +385,7 @@ class MpiCommunicator(Communicator):
             raise
 
     def _message(self, what: str, peer: int | None) -> Wait:
-        return Wait(self._group.name, self._group.members, what, 0, -1 if peer is None else peer)
+        return Wait(self._group.name, what, 0, -1 if peer is None else self._group.members[peer])
 
     def _split(self, color: int, key: int) -> MpiCommunicator:
         child: MpiCommunicator = self._call("split", self._new_group, color, key)
@@ -400,6 +399,7 @@ class MpiCommunicator(Communicator):
         child = MpiCommunicator(self._mpi, comm, list(hosts), self)
         name = f"{mine.name}/{mine.made}.{color}"
         child.members, child.name = members, name
+        self.attendance.calls[name] = 0
         child._group = _MpiGroup(comm, name, members, weakref.ref(child))
         mine.splits[mine.made] = child._group
         mine.made += 1
@@ -474,14 +474,13 @@ class MpiCommunicator(Communicator):
             remaining.members = remaining._group.members = members
             name = f"{remaining.size} of {remaining.launched}"  # its calls are counted anew
             remaining.name = remaining._group.name = name
-            remaining.attendance.traffic = self.traffic
             remaining._watch_attendance(failure)
             comm = remaining._split(0, 0)
             comm.traffic = self.traffic
             before.enter(recovery)  # again: the others may need another attempt
             return comm
 
-        recovery = Wait(root.name, root._group.members, "recovery", 0)
+        recovery = Wait(root.name, "recovery")
         before.enter(recovery)
         try:
             comm = create_together(self._mpi, root._comm, root._comm.Shrink, create)

@@ -309,10 +309,6 @@ class Supervision:
     activity : CurrentActivity
         The observer that stores what this rank is doing.
     last_step : LastStep
-    exited : dict of int to dict of str to int
-        Ranks that have exited, and their collective calls by group.
-    absent : callable
-        Called with the seconds since the last call; returns why a wait cannot complete, or nothing.
     """
 
     def __init__(
@@ -332,8 +328,6 @@ class Supervision:
         self._place, self._host, self._alone, self._size = place, host, alone, size
         self._slots, self._connection = slots, connection
         self._file, self._length = file, len(slots) * SLOT
-        self.exited: dict[int, dict[str, int]] = {}
-        self.absent: Callable[[float], str] = lambda passed: ""
         self._finished = threading.Event()
 
     def connect(
@@ -391,7 +385,7 @@ class Supervision:
             self._connection = None
 
     def exit(self, calls: Mapping[str, int]) -> None:
-        """Have the other ranks know that the program of this one has ended, after these calls."""
+        """Report that the program of this rank has ended, after these calls."""
         if self._connection is not None:
             self._connection.send("exited", self.slot.rank, calls)
 
@@ -447,30 +441,18 @@ class Supervision:
         return self._connection is not None and not self._connection.closed
 
     def _listen(self) -> None:
-        """Take the messages of the process, and notice waits that cannot end, and its loss."""
+        """Take the messages of the process, and notice its loss."""
         connection, poll = self._connection, select.poll()
         assert connection is not None
         poll.register(connection, select.POLLIN)
-        before = time.monotonic()
         while self._connected:
             if poll.poll(1000 * INTERVAL_S):
                 for name, facts in connection.receive():
                     self._obey(name, facts)
-            now = time.monotonic()
-            if now > before + INTERVAL_S / 2:
-                # No time passes while this process is stopped, as with the whole job.
-                self._look(min(now - before, 2 * INTERVAL_S))
-                before = now
         self.last_step.abandon()
         time.sleep(LOST_S)
         if self._connection is not None:  # this rank has not left
             self._warn("has ended")
-
-    def _look(self, passed: float) -> None:
-        """End all ranks if the present wait cannot complete."""
-        if reason := self.absent(passed):
-            self.absent = lambda passed: ""
-            self._end(1, f"rank {self.slot.rank}: {reason}")
 
     def _warn(self, why: str) -> None:
         if self._place == 0:  # the others would say the same
@@ -484,8 +466,6 @@ class Supervision:
             self.slot.show(facts[1], stacks())
         elif name == "finished":
             self._finished.set()
-        elif name == "exited":
-            self.exited[facts[0]] = facts[1]
         elif name == "end":
             self._end(facts[0], "")
         elif name == "freeze":

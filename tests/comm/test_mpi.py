@@ -49,7 +49,7 @@ def test_a_rank_has_left_the_call_in_which_the_others_are_counted(comm, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(comm, "_comm", lost)
         assert not comm.all_remain()
-    assert comm.attendance.waiting is None
+    assert comm.supervision.slot.read().call is None
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import astuple
+from typing import Any
 
 from pydtnn.comm.monitor.flight import remove_stale, write_flight
 from pydtnn.comm.monitor.links import (
@@ -53,6 +55,9 @@ SAME_REQUEST_S = 4.0
 
 MAX_UNKNOWN_CONNECTIONS = 16
 """Connections that have not sent the token yet; the oldest are closed when there are more."""
+
+LATE_S = 2.0
+"""Seconds after which no further message of a rank that has exited is expected."""
 
 SURVIVED_S = 1.0
 """Seconds from the failure of a rank to the flight records, in which the others recover."""
@@ -115,6 +120,7 @@ class HostMonitor:
         self._later: tuple[float, Sequence[RankRow], str] | None = None
         self._why = "the end of the run"  # what the first host knows better
         self._last = LastStepVote(len(facts.hosts), self._tell_all)
+        self._exited: dict[int, dict[str, Any]] = {}  # the calls of ranks whose programs have ended
         self._lost: set[int] = set()  # ranks of all hosts without which others continue
         self._excluded_at = -math.inf
         self._reported_at = math.inf
@@ -171,7 +177,7 @@ class HostMonitor:
             if name in OF_RANK:
                 self.heard(one.rank, name, facts[1])
             elif name == "exited" and (self._first is None or not self._first.send(name, *facts)):
-                self._tell_all(name, *facts)
+                self._exit(*facts)
         if one.closed:
             del self._connections[one.fileno()]
             with contextlib.suppress(OSError):
@@ -182,6 +188,12 @@ class HostMonitor:
                 self._run.end_of(one.rank, LEFT)
             else:
                 self.failed(one.rank)
+
+    def _exit(self, rank: int, calls: dict[str, Any]) -> None:
+        """The program of a rank has ended, after so many collective calls of each of its groups."""
+        self._exited[rank] = calls
+        for link in self._links.values():
+            link.send("exited", rank, calls)
 
     def _slot(self, rank: int) -> Slot:
         return self._slots[self._facts.ranks.index(rank)]
@@ -215,7 +227,10 @@ class HostMonitor:
             self._recorded = True
         if reported and not self._survives:  # where ranks may fail, MPI ends none of the others
             self._await_end()
-        status = 1 if reported else LOST_STATUS
+        self._end_of_host(rank, 1 if reported else LOST_STATUS)
+
+    def _end_of_host(self, rank: int, status: int) -> None:
+        """End all ranks because of one of this host."""
         if self._first is not None:
             self._first.send("failed", rank, 1)
             time.sleep(FORWARDING_S)
@@ -246,6 +261,10 @@ class HostMonitor:
                 left = names([row for row in rows if row.rank in here])
                 _write(f"{left}: not ended {limit:g} s (--timeout) after the error; killed\n")
                 self._end_all(1)
+        for row, (rank, calls) in itertools.product(rows, self._exited.items()):
+            missed = row.seconds > 0 and calls.get(row.group) in range(row.number)
+            if missed or (row.peer == rank and row.seconds >= LATE_S):
+                self._end_absence(row, rank)
         stopped = [row for row in rows if row.stopped and 0 < row.timeout <= row.seconds]
         if self._survives and stopped and not all(row.stopped for row in rows):
             self._exclude(rows, stopped)  # also if no call of another rank is known that waits
@@ -258,6 +277,17 @@ class HostMonitor:
                 self._expire()
         elif self._first is None or now > (self._expired_at or now) + FIRST_SILENT_S:
             self._expire()
+
+    def _end_absence(self, row: RankRow, rank: int) -> None:
+        """End all ranks, as one waits for another whose program has ended."""
+        if self._run.on("absent"):
+            self._why = f"rank {rank} has ended"
+            if self._end_report.claim():
+                _write(
+                    f"rank {row.rank}: waits in {row.waits} for rank {rank}, whose program has "
+                    "ended; all ranks must make the same calls, and leave together\n"
+                )
+            self._end_of_host(row.rank, 1)
 
     # -- actions ----------------------------------------------------------------------------------
 
@@ -493,8 +523,10 @@ class HostMonitor:
         """Handle a message of another host."""
         name, facts = message
         if link is self._first:
-            if name in ("freeze", "last", "finished", "exited"):
+            if name in ("freeze", "last", "finished"):
                 self._tell(name, *facts)
+            elif name == "exited":
+                self._exited[facts[0]] = facts[1]
             elif name == "end":
                 self._end(*facts)
             elif name == "exclude":
@@ -504,7 +536,7 @@ class HostMonitor:
                 rows, texts = self._local(facts[0])
                 link.send("rows", facts[1], [*map(astuple, rows)], texts)
         elif name == "exited":
-            self._tell_all(name, *facts)
+            self._exit(*facts)
         elif name == "rows":
             with contextlib.suppress(TypeError, ValueError):
                 rows = [RankRow.from_json(row) for row in facts[1]]

@@ -36,6 +36,8 @@ TRANSITIONS: dict[tuple[RunState, str], tuple[RunState, tuple[str, ...]]] = {
     (_S.STARTING, FAILED): (_S.ENDING, ("report", "end")),
     (_S.STARTING, LOST): (_S.STARTING, ("report", "kill")),
     (_S.STARTING, "late"): (_S.ENDING, ("report", "end")),
+    # a rank waits for one whose program has ended
+    (_S.RUNNING, "absent"): (_S.ENDING, ("report", "end")),
     # a rank fails
     (_S.RUNNING, LOST): (_S.RUNNING, ("go on",)),
     (_S.RUNNING, FAILED): (_S.ENDING, ("report", "end")),

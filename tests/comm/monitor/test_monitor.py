@@ -19,9 +19,9 @@ import pytest
 
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import MESSAGES, HostLink, connect, line
-from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, HostMonitor
+from pydtnn.comm.monitor.monitor import LATE_S, MAX_UNKNOWN_CONNECTIONS, HostMonitor
 from pydtnn.comm.monitor.processes import Condition
-from pydtnn.comm.monitor.ranks import EDGES, EndReport, Kills, RankConnection
+from pydtnn.comm.monitor.ranks import EndReport, Kills, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, SURVIVES, Facts, Slot
 from pydtnn.comm.monitor.table import RankRow
 
@@ -215,19 +215,44 @@ def test_a_host_is_what_it_says_only_once(host):
     first.close()
 
 
-def test_ranks_of_all_hosts_learn_that_one_has_exited(host):
+def test_processes_of_all_hosts_learn_that_a_rank_has_exited(host):
     other = host.connect(3)
     other.sendall(line("exited", 3, {"all": 7}))
-    host.poll.register(host.connection, EDGES)
-    host.rank.sendall(line("exited", 0, {"all": 8}))
     host.run()
-    assert sorted(host.lines) == [["exited", 0, {"all": 8}], ["exited", 3, {"all": 7}]]
+    host.connection.messages.append(("exited", [0, {"all": 8}]))
+    host.monitor._read_rank(host.connection)
+    assert host.monitor._exited == {3: {"all": 7}, 0: {"all": 8}}
     other.settimeout(60)
     told = b""
     while told.count(b"\n") < 2:
         told += other.recv(1 << 10)
     assert line("exited", 0, {"all": 8}) in told
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "peer", "seconds", "calls", "ends"),
+    [
+        (3, -1, 0.5, {"all": 2}, True),
+        (3, -1, 0.0, {"all": 2}, False),  # another call may have begun meanwhile
+        (3, -1, 9.0, {"all": 3}, False),  # it has made that call
+        (3, -1, 9.0, {"all": None}, False),
+        (1, -1, 9.0, {"other": 2}, False),  # it is no member
+        (0, 3, LATE_S, {}, True),
+        (0, 3, LATE_S / 4, {}, False),  # a message may be on its way
+        (0, 2, 9.0, {}, False),
+        (0, -1, 9.0, {"all": 2}, False),  # of any rank
+    ],
+)
+def test_a_wait_for_a_rank_that_has_exited_ends_the_run(host, number, peer, seconds, calls, ends):
+    row = RankRow(0, "a", seconds=seconds, waits="barrier", group="all", number=number, peer=peer)
+    host.monitor._watched.look = lambda now: [row]  # type: ignore[method-assign]
+    host.monitor._exit(3, calls)
+    host.monitor.look()
+    host.monitor.look()
+    assert host.ended == [1] * ends
+    text = "rank 0: waits in barrier for rank 3, whose program has ended; all ranks must make the"
+    assert [one.startswith(text) for one in host.printed] == [True] * ends
 
 
 def test_a_wait_that_has_ended_meanwhile_ends_no_run(host):

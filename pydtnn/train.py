@@ -18,10 +18,10 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import Arguments
 from pydtnn.comm import Communicator, create_communicator, require_equal
 from pydtnn.comm.agree import on_remaining, together
-from pydtnn.comm.failure import leave
+from pydtnn.comm.monitor.failure import leave
+from pydtnn.comm.monitor.signals import DEFERRED, SignalWatch, describe_signal
+from pydtnn.comm.monitor.supervision import supervise_alone
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.signals import DEFERRED, SignalWatch, describe_signal
-from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
 from pydtnn.utils.command import discard, lasting_output
 from pydtnn.utils.errors import AgreedError, describe, printable, requested_traceback

@@ -25,7 +25,7 @@ from benchmarks.common.report import Report
 from benchmarks.common.work import WORK, Ours
 from pydtnn.comm import create_communicator
 from pydtnn.comm.monitor.slots import SLOT, Slot
-from pydtnn.comm.supervision import CurrentActivity
+from pydtnn.comm.monitor.supervision import CurrentActivity
 from pydtnn.tools.tracing.recorder import Recorder
 from pydtnn.utils.observer import Kind
 

@@ -25,7 +25,7 @@ from pydtnn.comm.checks import (
     check_tag,
     overlap,
 )
-from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.monitor.supervision import Supervision
 from pydtnn.comm.traffic import CountedCall, CountedRequest, ReportedMessage, Traffic
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import SuggestsNames

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.checks import overlap, wrong_length
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.failure import (
+from pydtnn.comm.monitor.attendance import Attendance, Wait
+from pydtnn.comm.monitor.failure import (
     FailureHooks,
     Started,
     end_all_ranks_on_error,
@@ -33,7 +33,7 @@ from pydtnn.comm.failure import (
     watched_failure,
 )
 from pydtnn.comm.monitor.links import FORWARDING_S
-from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
+from pydtnn.comm.monitor.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.comm.traffic import Traffic
 from pydtnn.comm.ulfm import all_succeeded, complete_all, create_together, is_failure, watched_start
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.monitor.supervision import Supervision
 from pydtnn.comm.traffic import Traffic
 from pydtnn.utils.request import Completed, Request
 

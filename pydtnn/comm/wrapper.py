@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.monitor.supervision import Supervision
 from pydtnn.utils.request import Request
 
 

@@ -23,6 +23,10 @@ MOVED = {
     "pydtnn.data.__main__": "pydtnn.tools.shards.__main__",
     "pydtnn.data.packing": "pydtnn.tools.shards.packing",
     "pydtnn.data.shards": "pydtnn.tools.shards.reading",
+    **{
+        f"pydtnn.comm.{name}": f"pydtnn.comm.monitor.{name}"
+        for name in ("attendance", "failure", "signals", "supervision")
+    },
     "pydtnn.comm.__main__": "pydtnn.tools.schedules.allreduce",
     **{
         f"pydtnn.comm.schedules.{name}": f"pydtnn.tools.schedules.{name}"

@@ -14,7 +14,7 @@ HOSTS = """
 import os, signal, sys, time
 import numpy as np
 from mpi4py import MPI
-from pydtnn.comm.failure import end_all_ranks_on_error
+from pydtnn.comm.monitor.failure import end_all_ranks_on_error
 from pydtnn.comm.mpi import MpiCommunicator
 comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 0, 2, 3])
 comm.attendance.supervision = end_all_ranks_on_error(comm).supervision

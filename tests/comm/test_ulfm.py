@@ -31,7 +31,8 @@ def fail():
         os.kill(os.getpid(), signal.{number})
 if moment == "after MPI": atexit.register(fail)
 import numpy as np
-from pydtnn.comm import create_communicator, failure
+from pydtnn.comm import create_communicator
+from pydtnn.comm.monitor import failure
 from pydtnn.comm.schedules.rule import without_rule
 from pydtnn.utils.errors import RankFailure
 connect, wait = failure._connect, failure._wait

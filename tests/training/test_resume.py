@@ -19,7 +19,7 @@ from pydtnn.callbacks import (
     ReduceOnPlateau,
 )
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.supervision import supervise_alone
+from pydtnn.comm.monitor.supervision import supervise_alone
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.schedules import Cosine
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint

@@ -20,9 +20,6 @@ ROOMS = ("training", "callbacks", "tracing", "comm", "cli")
 REAL = {
     "training/preparation.py": "kernels are timed",
     "comm/monitor": "waits of processes",
-    "comm/supervision.py": "ranks without the monitor process, signals that some have received",
-    "comm/signals.py": "a second signal",
-    "comm/attendance.py": "ranks that have ended",
     "comm/waiting.py": "waits of a rank",
     "comm/mpi.py": "operations on groups with failed ranks",
     "comm/ulfm.py": "operations on revoked groups, and ranks that start",

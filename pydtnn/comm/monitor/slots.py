@@ -73,7 +73,7 @@ class Doing:
 
 @dataclass
 class CurrentCall:
-    """A call of a communicator that a rank is in; see `pydtnn.comm.attendance.Wait`."""
+    """A call of a communicator that a rank is in; see `pydtnn.comm.monitor.attendance.Wait`."""
 
     name: str
     group: str

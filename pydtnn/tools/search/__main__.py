@@ -15,7 +15,7 @@ from typing import Any
 
 from pydtnn.comm import create_communicator
 from pydtnn.comm.agree import on_rank_0, on_remaining, together
-from pydtnn.comm.failure import leave
+from pydtnn.comm.monitor.failure import leave
 from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.lines import best_of, result_of
 from pydtnn.tools.search.search import print_line, search

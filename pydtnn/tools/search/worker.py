@@ -10,7 +10,7 @@ from typing import Any
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.comm.failure import is_lost
+from pydtnn.comm.monitor.failure import is_lost
 from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.tools.search.dimension import WHO
 from pydtnn.tools.search.space import Space

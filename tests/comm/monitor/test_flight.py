@@ -9,8 +9,8 @@ import pytest
 
 from pydtnn.comm.monitor.flight import FIELDS, FORMAT, KINDS, remove_stale, write_flight
 from pydtnn.comm.monitor.slots import CAPACITY, RECORD, SLOT, Slot
+from pydtnn.comm.monitor.supervision import CurrentActivity
 from pydtnn.comm.monitor.table import RankRow
-from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.tools.tracing import RankTrace, load_timeline, read_traces
 from pydtnn.tools.tracing import records as trace_records
 from pydtnn.tools.tracing.command import main

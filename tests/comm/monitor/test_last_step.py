@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydtnn.comm import supervision as of_rank
+from pydtnn.comm.monitor import supervision as of_rank
 from pydtnn.comm.monitor.state import SETTLED_S, LastStepVote
-from pydtnn.comm.supervision import Last
+from pydtnn.comm.monitor.supervision import Last
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun():

@@ -51,7 +51,8 @@ def test_an_end_without_a_word_is_told_once(ahead, body, line):
 
 AT_THE_START = """
 import contextlib, os, pathlib, signal, time
-from pydtnn.comm import create_communicator, failure, mpi
+from pydtnn.comm import create_communicator, mpi
+from pydtnn.comm.monitor import failure
 def parent(process):
     return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 def is_monitor(path):

@@ -10,8 +10,8 @@ import pytest
 from pydtnn.comm.monitor.links import INTERVAL_S
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
+from pydtnn.comm.monitor.supervision import CurrentActivity
 from pydtnn.comm.monitor.table import RankRow, Watched, describe
-from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 from tests.each import each
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pydtnn.comm.monitor.slots import DEEPEST, MAX_NAMES, MOST_LANES, SLOT, CurrentCall, Doing, Slot
-from pydtnn.comm.supervision import CurrentActivity
+from pydtnn.comm.monitor.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from pydtnn.comm.monitor.flight import write_flight
 from pydtnn.comm.monitor.slots import SLOT, Slot
+from pydtnn.comm.monitor.supervision import CurrentActivity
 from pydtnn.comm.monitor.table import Watched
-from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.tools.tracing.command import main
 from pydtnn.tools.tracing.flight import describe_flights, find_parting, read_flights
 from pydtnn.utils.observer import Kind

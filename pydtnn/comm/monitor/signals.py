@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
-from pydtnn.comm.supervision import WATCHER, LastStep
+from pydtnn.comm.monitor.supervision import WATCHER, LastStep
 
 SIGNALS: dict[int, str] = {
     signal.SIGINT: "interrupted (Ctrl-C)",

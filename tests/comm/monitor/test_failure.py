@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pydtnn.comm import failure, run_threads
+from pydtnn.comm import run_threads
+from pydtnn.comm.monitor import failure
 from pydtnn.comm.monitor.links import READY
 from tests.ahead import mpiexec
 from tests.each import each
@@ -37,7 +38,7 @@ if comm.rank == 1: raise Odd
 """
 TWO_HOSTS = """
 from mpi4py import MPI
-from pydtnn.comm.failure import end_all_ranks_on_error
+from pydtnn.comm.monitor.failure import end_all_ranks_on_error
 from pydtnn.comm.mpi import MpiCommunicator
 comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 1])
 end_all_ranks_on_error(comm)

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
@@ -35,9 +36,9 @@ from pydtnn.comm.monitor.links import (
     line,
     listen,
 )
+from pydtnn.comm.monitor.signals import SignalWatch, describe_signal
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Facts, Slot, slots_in
-from pydtnn.comm.signals import SignalWatch, describe_signal
-from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, LAST_RECORD_S, Supervision
+from pydtnn.comm.monitor.supervision import DEFAULT_TIMEOUT_S, LAST_RECORD_S, Supervision
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback, write_error
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, local_ranks, survives
 from pydtnn.utils.terminal import is_proxy
@@ -179,7 +180,7 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     numbers = listener.fileno(), slots
     starting = starting or {}
     own, control = socket.socketpair()
-    root = os.path.dirname(os.path.dirname(__file__))
+    root = str(Path(__file__).parents[2])
     known = *numbers, ranks * SLOT, ranks, of, [*starting.items()]
     program = [sys.executable, "-I", "-S", process.__file__, json.dumps(known), root]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)

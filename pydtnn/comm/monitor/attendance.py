@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.monitor.supervision import Supervision
 
 ALONE_S = 0.5
 """Seconds before a rank that exits alone notifies the others."""

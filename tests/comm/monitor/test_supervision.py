@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pydtnn.comm import supervision as module
+from pydtnn.comm.monitor import supervision as module
 from pydtnn.comm.monitor.links import MessageSocket, line
 from pydtnn.comm.monitor.slots import SLOT, Slot
-from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.monitor.supervision import Supervision
 from tests.ranks import wait_for
 
 

@@ -104,7 +104,7 @@ def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(tmp_path, kill
 
 def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(tmp_path, kill):
     """Also if a rank fails before the first attempt has counted its samples."""
-    for number, failures in enumerate(({0: 1}, {1: 60})):
+    for number, failures in enumerate(({0: 1}, {1: 40})):
         kill(failures)
         train(tmp_path / str(number), batch_size=6, global_batch_size=None, accumulation=2)
         content = about(tmp_path / str(number))

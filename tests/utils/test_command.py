@@ -12,7 +12,7 @@ import pytest
 
 from pydtnn.utils.command import printing
 
-DRAW = ["pydtnn", "comm", "draw", "ring", "-np", "64"]
+DRAW = ["pydtnn", "comm", "draw", "ring", "-np", "16"]
 """Prints more than a pipe holds."""
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -86,7 +86,7 @@ ALLOWED = {
     "report": {"utils", "tracing", "runs"},
     "runs": {*BELOW_TRAINING, "training"},
     "programs": {*BELOW_PROGRAMS, "models"},
-    "perfmodel": {*BELOW_PROGRAMS, "models", "programs", "allreduces"},
+    "perfmodel": {*BELOW_PROGRAMS, "models", "programs", "allreduces", "tracing"},
     "tools": {
         *(*BELOW_PROGRAMS, "models", "programs", "interchange", "testing", "tracing", "report"),
         *("runs", "perfmodel", "allreduces"),

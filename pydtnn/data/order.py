@@ -19,29 +19,7 @@ def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[n
     Every rank computes the same permutation for any number of ranks and any NumPy version: NumPy's
     generators may change their streams between versions.
     """
-    return np.argsort(_keys(seed, epoch, n, name), kind="stable")
-
-
-def window_permutation(
-    seed: int, epoch: int, shards: NDArray[np.int64], window: int
-) -> NDArray[np.int64]:
-    """Shuffle shards, and then the samples within each window of `window` successive shards.
-
-    A sample and the next one come from the same `window` shards, so that data that do not fit in
-    memory are read from a few files at a time. If all shards are in one window, the result is that
-    of `permutation`.
-
-    Parameters
-    ----------
-    seed, epoch : int
-    shards : ndarray of int64, shape ``(n,)``
-        The shard of each sample, from 0.
-    window : int
-        At least 1.
-    """
-    count = int(shards.max(initial=-1)) + 1
-    places = np.argsort(permutation(seed, epoch, count, "shards"))
-    return np.lexsort((_keys(seed, epoch, len(shards), "order"), places[shards] // window))
+    return np.argsort(order_keys(seed, epoch, n, name), kind="stable")
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -51,7 +29,8 @@ def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArra
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def _keys(seed: int, epoch: int, n: int, name: str) -> NDArray[np.uint64]:
+def order_keys(seed: int, epoch: int, n: int, name: str) -> NDArray[np.uint64]:
+    """Return 64 random bits of each sample, keyed by (seed, name, epoch, sample)."""
     words = bits(seed, stream(name), epoch, np.arange(n), 2).astype(np.uint64)
     return words[:, 0] << np.uint64(32) | words[:, 1]
 

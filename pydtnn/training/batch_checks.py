@@ -79,12 +79,7 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
             f"Trainer: expected at least one validation sample, got none in {validation.name}; "
             "use another data set, or None"
         )
-    if validation.input_shape != train.input_shape:
-        raise ValueError(
-            f"Trainer: validation samples must have shape {train.input_shape}, like {train.name}, "
-            f"got {validation.input_shape} in {validation.name}"
-        )
-    advice = "give both the same classes in the same order"
+    advice = "give both samples of one shape, and the same classes in the same order"
     check_same("Trainer", validation, train, "the training set", advice)
 
 

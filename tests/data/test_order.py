@@ -5,7 +5,6 @@ from pydtnn.data.order import (
     below,
     permutation,
     rank_slice,
-    window_permutation,
 )
 from tests.each import each
 
@@ -51,22 +50,3 @@ def test_shards_without_rows_cost_nothing():
     rows, own = assign_shards(5, 10**15, 0, 2)
     assert (rows, [shard.number for shard in own]) == (slice(0, 5), [0, 1, 2, 3, 4])
     assert assign_shards(5, 10**15, 1, 2) == (slice(5, 5), ())
-
-
-@each(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])
-def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards, window):
-    sizes = np.arange(shards) % 3 + 20
-    shard_of = np.repeat(np.arange(shards), sizes)
-    order = window_permutation(5, 2, shard_of, window)
-    np.testing.assert_array_equal(np.sort(order), np.arange(len(shard_of)))
-    ends = np.cumsum(sizes[permutation(5, 2, shards, "shards")])
-    ends = [*ends[window - 1 : -1 : window], len(order)]
-    for part in np.split(order, ends[:-1]):  # each contains whole shards, mixed
-        own = np.unique(shard_of[part])
-        assert len(own) <= window
-        assert len(part) == sizes[own].sum()
-        assert len(own) == 1 or (np.diff(shard_of[part]) != 0).sum() > 2 * len(own)
-    other = window_permutation(5, 3, shard_of, window)
-    assert not np.array_equal(order, other)
-    whole = window_permutation(9, 1, shard_of, shards)
-    np.testing.assert_array_equal(whole, permutation(9, 1, len(shard_of)))

@@ -12,7 +12,6 @@ from pydtnn import layers as nn
 from pydtnn.callbacks import Callback, ExponentialMovingAverage, FunctionCallback
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.observed import observed_kernels
 from pydtnn.kernels.recorded import KernelRecorder
 from pydtnn.models import cifar_densenet, create_net
 from pydtnn.utils.observer import Kind, Observer
@@ -242,7 +241,10 @@ def test_layers_that_are_frozen_later_have_the_same_bytes(kinds, monkeypatch):
     assert both_fits() == (0, values)
 
 
+@pytest.mark.tools
 def test_kernels_that_are_observed_from_some_step_on_are_reported():
+    from pydtnn.tools.tracing.kernels import observed_kernels
+
     trainer, _ = train(small)
     batch = Batch(np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64"), np.arange(8), 0, 8)
     for _ in range(3):

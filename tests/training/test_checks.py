@@ -37,7 +37,7 @@ PAIR = np.zeros((4, 5, 5, 2)), [0] * 4
         ),
         (
             ValueError,
-            r"must have shape \(5, 5, 2\).* in val",
+            r"got val with samples of shape \(6, 5, 2\) instead of \(5, 5, 2\)",
             lambda own, train: own.fit(train, OTHER),
         ),
         (TypeError, "epochs must be a whole number", lambda own, train: own.fit(train, epochs=1.5)),

@@ -19,7 +19,7 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
 from pydtnn.data.folder import TRAIN
 from pydtnn.data.images import Decoder, EncodedImages, user_statistics
-from pydtnn.data.order import window_permutation
+from pydtnn.data.order import order_keys, permutation
 from pydtnn.utils.files import open_file, parse_object, path_inside, read_file, write_file
 from pydtnn.utils.validate import check_bool, check_int
 
@@ -363,3 +363,25 @@ class OpenFile:
 
 def _joined(columns: Any) -> NDArray[np.int64]:
     return np.concatenate([np.asarray(column, np.int64) for column in columns])
+
+
+def window_permutation(
+    seed: int, epoch: int, shards: NDArray[np.int64], window: int
+) -> NDArray[np.int64]:
+    """Shuffle shards, and then the samples within each window of `window` successive shards.
+
+    A sample and the next one come from the same `window` shards, so that data that do not fit in
+    memory are read from a few files at a time. If all shards are in one window, the result is that
+    of `permutation`.
+
+    Parameters
+    ----------
+    seed, epoch : int
+    shards : ndarray of int64, shape ``(n,)``
+        The shard of each sample, from 0.
+    window : int
+        At least 1.
+    """
+    count = int(shards.max(initial=-1)) + 1
+    places = np.argsort(permutation(seed, epoch, count, "shards"))
+    return np.lexsort((order_keys(seed, epoch, len(shards), "order"), places[shards] // window))

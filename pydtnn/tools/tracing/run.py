@@ -11,9 +11,8 @@ from typing import Any
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import together
-from pydtnn.kernels.limits import measure_limits
-from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
+from pydtnn.tools.tracing.kernels import measure_limits, observed_kernels
 from pydtnn.tools.tracing.recorder import Recorder
 from pydtnn.tools.tracing.writing import Trace, check_folder
 from pydtnn.utils import clock

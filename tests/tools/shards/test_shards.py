@@ -15,7 +15,7 @@ from pydtnn.data import load_dataset
 from pydtnn.data.order import permutation
 from pydtnn.tools.shards import load_shards, pack_shards, verify_shards
 from pydtnn.tools.shards.__main__ import main
-from pydtnn.tools.shards.reading import INDEX, read_index
+from pydtnn.tools.shards.reading import INDEX, read_index, window_permutation
 from tests.data.image_files import CLASSES, pixels_of, read_all, write_image, write_images
 from tests.each import each
 
@@ -253,3 +253,22 @@ def test_the_commands_pack_and_verify(images, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["verify", str(images)]) == 1
     assert "index.json does not exist; specify a folder that" in capsys.readouterr().err
+
+
+@each(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])
+def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards, window):
+    sizes = np.arange(shards) % 3 + 20
+    shard_of = np.repeat(np.arange(shards), sizes)
+    order = window_permutation(5, 2, shard_of, window)
+    np.testing.assert_array_equal(np.sort(order), np.arange(len(shard_of)))
+    ends = np.cumsum(sizes[permutation(5, 2, shards, "shards")])
+    ends = [*ends[window - 1 : -1 : window], len(order)]
+    for part in np.split(order, ends[:-1]):  # each contains whole shards, mixed
+        own = np.unique(shard_of[part])
+        assert len(own) <= window
+        assert len(part) == sizes[own].sum()
+        assert len(own) == 1 or (np.diff(shard_of[part]) != 0).sum() > 2 * len(own)
+    other = window_permutation(5, 3, shard_of, window)
+    assert not np.array_equal(order, other)
+    whole = window_permutation(9, 1, shard_of, shards)
+    np.testing.assert_array_equal(whole, permutation(9, 1, len(shard_of)))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.kernels import Backend, create_backend
-from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.tools.perfmodel.calibration import machine
 from pydtnn.tools.perfmodel.calibration.messages import exchange_sample, measure_messages
 from pydtnn.tools.perfmodel.calibration.rates import (
@@ -24,6 +23,7 @@ from pydtnn.tools.perfmodel.calibration.rates import (
 from pydtnn.tools.perfmodel.calibration.sample import Sample, noisy, processor_clock
 from pydtnn.tools.perfmodel.entries import UPDATE
 from pydtnn.tools.perfmodel.platform import Cluster, Compute, Platform, Storage
+from pydtnn.tools.tracing.kernels import COPIED, SIDE
 from pydtnn.utils.machine import cpu_name
 from pydtnn.utils.units import format_quantity
 

@@ -14,10 +14,10 @@ from pydtnn.comm import Serial
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.loader import Loader
 from pydtnn.kernels import Backend
-from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
 from pydtnn.tools.perfmodel.workload_rank import WorkloadRank
+from pydtnn.tools.tracing.kernels import COPIED, SIDE
 from pydtnn.training.workload import Workload
 from pydtnn.utils.files import unwritable, write_through
 

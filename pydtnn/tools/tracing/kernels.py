@@ -1,13 +1,18 @@
-"""Limits of the machine that the kernels of a backend can reach."""
+"""Kernels in a trace: their calls, and the limits of the machine that they can reach."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels.backend import Backend
+from pydtnn.kernels.observed import wrapped_kernels
+from pydtnn.utils.observer import Activity, Kind, Observer
 
 SIDE = 768
 """Side of the matrices that are multiplied: they fit into the caches, and fill all registers."""
@@ -51,3 +56,28 @@ def _shortest(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter() - start)
     return min(times[1:])
+
+
+@contextmanager
+def observed_kernels(backend: Backend, observer: Observer) -> Iterator[None]:
+    """Context in which every kernel of a backend is an activity, such as "conv.forward".
+
+    On a GPU the activity is the launch of the kernel. A call costs about 1 us more.
+
+    Parameters
+    ----------
+    backend : Backend
+    observer : Observer
+        That of the thread in which the kernels are called.
+    """
+
+    def reported(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def report(*args: Any, **options: Any) -> Any:
+            with Activity(observer, Kind.KERNEL, name):
+                return call(*args, **options)
+
+        return report
+
+    with wrapped_kernels(backend, reported):
+        yield

@@ -1,4 +1,4 @@
-"""Kernels as activities."""
+"""Kernels as activities, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.observed import observed_kernels
+from pydtnn.tools.tracing import kernels
+from pydtnn.tools.tracing.kernels import measure_limits, observed_kernels
 from pydtnn.utils.observer import Kind, Observer
 
 
@@ -36,3 +37,14 @@ def test_calls_of_kernels_are_activities_within_the_context(name):
     assert out.tolist() == [[3.0] * 3] * 2
     assert log.told == ["elementwise.add", "end", "linear.forward", "end"]
     assert [set(vars(family)) for family in (backend.elementwise, backend.linear)] == before
+
+
+def test_limits_are_operations_and_bytes_over_time(monkeypatch):
+    """The clock advances by a second per reading, so the rates are those of one second."""
+    readings = iter(range(100))
+    monkeypatch.setattr(kernels.time, "perf_counter", lambda: next(readings))
+    monkeypatch.setattr(kernels, "SIDE", 8)
+    monkeypatch.setattr(kernels, "COPIED", 1 << 12)
+    found = measure_limits(create_backend("cpu", threads=1))
+    assert found == {"flops_per_second": 2 * 8**3, "bytes_per_second": 2 * (1 << 12)}
+    assert measure_limits(create_backend("numpy")) == {}

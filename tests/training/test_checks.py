@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -161,33 +160,6 @@ def test_batch_norm_over_two_rows_is_not_refused(comm):
     flat_norm(comm, sync_batch_norm=True).fit(train, global_batch_size=9)  # the last step: 1 + 1
     one = train.subset(np.arange(5))
     small_trainer(comm).fit(one, global_batch_size=2)  # images: 9 rows in a sample
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"batch_size": 8}, "normalises 8 samples at a time in every step; .* larger"),
-        ({"batch_size": 20}, "normalises 4 samples at a time in the last step of an epo"),
-        ({"batch_size": 20, "drop_last": True}, ""),
-        ({"batch_size": 20, "steps_per_epoch": 3}, ""),
-        ({"batch_size": 32, "accumulation": 4}, "normalises 8 samples at a time in e"),
-        ({"batch_size": 8, "sync_batch_norm": True}, ""),
-        ({"batch_size": 16}, ""),
-    ],
-)
-@pytest.mark.threads(2)
-def test_batch_norm_over_few_samples_is_warned_of(comm, given, words, caplog):
-    """128 samples: 20 per rank leave 8 of both for the last step."""
-    data = ArrayDataset(np.arange(256.0).reshape(128, 2), np.arange(128) % 2)
-    options = {name: given[name] for name in ("accumulation", "sync_batch_norm") if name in given}
-    rest = {name: value for name, value in given.items() if name not in options}
-    layers = Sequential(Linear(2), BatchNorm(), Linear(2))
-    model = Model(layers, (2,), backend="numpy")
-    trainer = Trainer(model, "sgd", exchange=AllReduce(comm), progress=False, **options)
-    trainer.fit(data, **rest)
-    comm.barrier()
-    assert len(caplog.messages) == bool(words)  # of two ranks
-    assert re.search(words, "".join(caplog.messages))
 
 
 def with_another_pixel(x: Any, y: Any) -> Any:

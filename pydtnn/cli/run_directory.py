@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +24,10 @@ from pydtnn.training.run_folder import (
     RUN_FILE,
     find_runs,
     is_run,
+    read_about,
 )
 from pydtnn.utils import plain_yaml
-from pydtnn.utils.files import MAX_TEXT_B, read_file, remove_unfinished, unwritable
+from pydtnn.utils.files import remove_unfinished, unwritable
 from pydtnn.utils.names import shorten
 
 RUNS = Path("runs")
@@ -270,13 +270,14 @@ def read_run(folder: str) -> EarlierRun:
     if not is_run(path):
         raise ValueError(f"train: --resume: {no_run(path)}")
     checkpoints = find_checkpoints(path)
-    content: dict[str, Any] = {}
-    if (path / RUN_FILE).is_file():
-        content = _read_run_file(path / RUN_FILE)
-        options = content.get("configuration")
-    else:
-        options = read_configuration(checkpoints[-1])
     advice = f"set the options of the run, and --output-dir {folder} --resume"
+    try:
+        content = read_about("train: --resume", path)
+    except ValueError as error:
+        raise ValueError(f"{str(error).partition(';')[0]}; {advice}") from error
+    options = content.get("configuration")
+    if not (path / RUN_FILE).is_file():
+        options = read_configuration(checkpoints[-1])
     if not isinstance(options, dict) or not options:
         raise ValueError(f"train: --resume: {folder} contains no options of a run; {advice}")
     for name, value in options.items():
@@ -351,15 +352,3 @@ def no_run(path: Path) -> str:
                 f"{path} {missing}; use one of the runs in {place}, newest first: {shorten(runs)}"
             )
     return f"{path} {missing}; name the folder of a run, such as {RUNS / 'resnet44-cifar10-1'}"
-
-
-def _read_run_file(file: Path) -> dict[str, Any]:
-    data = read_file("train: --resume", file, MAX_TEXT_B)
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"train: --resume: {file} cannot be parsed; set the options of the run, and "
-            f"--output-dir {file.parent} --resume"
-        ) from error
-    return content if isinstance(content, dict) else {}

@@ -94,9 +94,12 @@ def test_a_folder_without_a_run_names_the_runs_beside_it_newest_first(runs, caps
 @each(
     ("content", "words"),
     [
-        ("{", "run.json cannot be parsed; set the options of the run, and --output-dir runs/a --"),
-        ("[" * 100000, "run.json cannot be parsed"),
-        ("[]", "contains no options of a run"),
+        (
+            "{",
+            "is damaged: it cannot be parsed; set the options of the run, and --output-dir runs/",
+        ),
+        ("[" * 100000, "run.json is damaged: it cannot be parsed"),
+        ("[]", "run.json is damaged: it must contain an object; set the options of the run"),
         ('{"configuration": 3}', "contains no options of a run"),
         ('{"configuration": {"new": 3}}', "has the option 'new' of another version"),
         ('{"configuration": {"epochs": "many"}}', "--epochs must be a whole number, got 'many'"),

@@ -39,7 +39,7 @@ AXES: tuple[dict[str, int], ...] = (
 """Of meshes; more of those along which features exclude each other."""
 
 
-SCHEDULES = ("1f1b", "gpipe", "zb_h1")
+SCHEDULES = ("1f1b", "gpipe", "zb_h1", "chimera")
 
 
 def draw(rng: np.random.Generator) -> dict[str, Any]:

@@ -652,8 +652,8 @@ class _CommunicationOptions:
     )
     pipeline_schedule: str = option(
         "1f1b",
-        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, "
-        "path/to/file.py:function, or auto, the fastest by the performance model",
+        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
+        "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
         of="parallel.schedule",
         needs="--parallel pipeline=2 or --parallel auto --parallel schedule=auto",
     )

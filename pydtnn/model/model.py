@@ -428,10 +428,20 @@ class Model(NotCallable, StoresArguments, Predictor):
         dx : Array, or one per input
             Gradient of the inputs if the model was built with ``input_gradient=True``, otherwise
             None.
+
+        Raises
+        ------
+        ValueError
+            If two ranks of a pipeline have the same stages, whose gradients a `Trainer` adds up.
         """
         run = self.backward_shards
         options: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
         if self.pipeline is not None:
+            if len(self.pipeline.copies) > 1:
+                raise ValueError(
+                    "Model.backward: two ranks of the pipeline have the same stages, whose "
+                    "gradients a Trainer adds up; use one, or a schedule such as 1f1b"
+                )
             return self.pipeline.backward(run, dy, residuals, accumulate=accumulate, **options)
         return run([dy], [residuals], accumulate=accumulate, **options)[0]
 

@@ -80,6 +80,8 @@ class Pipeline:
         The ranks of the stages of the network.
     stages : tuple of Stage
         Those of this rank; the position of each is the number of its part of the graph.
+    copies : tuple of int
+        The ranks that have them, this one included.
     output_shapes : tuple of tuple of int
         Of the model.
     shapes : dict of str to tuple of int
@@ -89,6 +91,7 @@ class Pipeline:
     def __init__(self, cut: PipelineCut, mesh: MeshLike, backend: Backend, dtype: np.dtype) -> None:
         self.rank, self.ranks = mesh.position[PIPELINE], mesh.shape[PIPELINE]
         self.owners, self.stages, self.shapes = cut.owners, cut.stages, cut.shapes
+        self.copies: tuple[int, ...] = cut.owners.copies_of(self.rank)
         self.output_shapes = cut.output_shapes
         self._mesh, self._backend, self._dtype = mesh, backend, dtype
         self._group: Any = mesh.group(PIPELINE)  # a communicator
@@ -100,7 +103,7 @@ class Pipeline:
 
     @property
     def last(self) -> bool:
-        """Whether this rank computes the outputs of the model."""
+        """Whether this rank computes the outputs of the model, of some of its samples."""
         return self.is_last(self.stages[-1])
 
     def is_last(self, stage: Stage) -> bool:
@@ -131,10 +134,10 @@ class Pipeline:
             1 for the values of the stage before, -1 for the gradients of the sent values.
         samples, micro_batch : int
         """
+        source = self.owners.of(stage.number - direction, micro_batch)
         values = stage.receives if direction > 0 else stage.sends
         if not values:
             return Transfer()
-        source = self.owners.ranks[stage.number - direction]
         if source == self.rank:
             return self._hand_over((stage.number, direction, micro_batch), Transfer())
         arrays = [self._backend.empty((samples, *v.shape), self._dtype) for v in values]
@@ -161,7 +164,7 @@ class Pipeline:
         if not values:
             return Transfer()
         arrays = _parts(result)[0 if direction > 0 else len(stage.reads) :]
-        owner = self.owners.ranks[to]
+        owner = self.owners.of(to, micro_batch)
         if owner == self.rank:
             return self._hand_over((to, direction, micro_batch), Transfer(arrays))
         arrays = tuple(contiguous(array) for array in arrays)
@@ -186,7 +189,7 @@ class Pipeline:
 
         They differ from those of the other direction, and of the rank's other stages.
         """
-        own = self.owners.stages_of(self.owners.ranks[stage])
+        own = self.owners.stages_of(self.owners.of(stage, micro_batch))
         width = TAGS // (2 * len(own))
         first = FIRST_TAG + (2 * own.index(stage) + (direction > 0)) * width
         first += micro_batch % (width // values) * values
@@ -194,13 +197,17 @@ class Pipeline:
 
     def broadcast(self, array: Array) -> None:
         """Copy a flat array of the last stage's rank to all. Collective: all ranks call it."""
-        self._group.broadcast(array, root=self.owners.ranks[-1])
+        self._group.broadcast(array, root=self.owners.of(self.owners.stages - 1))
 
     def add(self, array: Array) -> None:
         """Add up the flat arrays of all stages. Collective: all stages call it."""
         self._group.allreduce(array)
 
     # -- passes through all stages ----------------------------------------------------------------
+
+    def _first_path(self) -> list[int]:
+        """Return the parts of the graph that compute micro-batch 0, and every sample here."""
+        return [i for i, s in enumerate(self.stages) if self.owners.of(s.number) == self.rank]
 
     def forward(
         self,
@@ -215,7 +222,7 @@ class Pipeline:
 
         Collective: all ranks call it, with the same samples. Parameters and the result are those of
         `Model.forward`, with saved values for each stage. In inference the samples are divided, so
-        that stages compute at the same time.
+        that stages compute at the same time. Of stages that two ranks have, one computes all.
         """
         xs = _parts(x)
         check_inputs("Model", xs, model.input_shapes)
@@ -226,7 +233,9 @@ class Pipeline:
         outputs = [self._backend.empty((samples, *s), self._dtype) for s in self.output_shapes]
         residuals: list[list[Saved]] = []
         sent: list[Transfer] = []
-        passes = [(i, m, rows) for i in range(len(self.stages)) for m, rows in enumerate(cuts)]
+        numbers = range(0, pieces * len(self.owners.paths), len(self.owners.paths))
+        own_pieces = [*zip(numbers, cuts, strict=True)]
+        passes = [(i, m, rows) for i in self._first_path() for m, rows in own_pieces]
 
         def receive(i: int, m: int, rows: slice) -> Transfer:
             return self.receive(self.stages[i], 1, rows.stop - rows.start, m)
@@ -273,9 +282,10 @@ class Pipeline:
             See `Model.backward`.
         """
         samples, sent = len(_parts(dy)[0]), []
-        for part, stage in reversed([*enumerate(self.stages)]):
+        for part, saved in reversed([*zip(self._first_path(), residuals, strict=True)]):
+            stage = self.stages[part]
             own = dy if self.is_last(stage) else self.receive(stage, -1, samples).wait()
-            (dx,) = run([own], [residuals[part]], part=part, **options)
+            (dx,) = run([own], [saved], part=part, **options)
             sent.append(self.send(stage, -1, dx))
         for transfer in sent:
             transfer.wait()

@@ -127,6 +127,17 @@ class Mesh(SuggestsNames):
             raise ValueError(unknown("axis of the mesh", axis, self._groups))
         return self._groups[axis]
 
+    def subgroup(self, axis: str, positions: Sequence[int]) -> Communicator:
+        """Return the group of this rank and others at some positions along an axis.
+
+        Collective at the first call with these positions: all ranks along the axis call it, each
+        with its own position among others.
+        """
+        key = f"{axis} {positions}"
+        if key not in self._groups:
+            self._groups[key] = self.group(axis).split(positions[0], self.position[axis])
+        return self._groups[key]
+
     def communicate(self, asked: Sequence[tuple[Any, Collective]]) -> list[Pending]:
         """Start collectives that layers ask for; `pydtnn.model.execution.Communicate`."""
         return [self.start(node.name, collective) for node, collective in asked]

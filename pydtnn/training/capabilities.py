@@ -109,6 +109,11 @@ def _further_sums(setup: Setup) -> str:
     return next(found, "")
 
 
+def _no_plain_sums(setup: Setup) -> str:
+    plain = setup.exchange.exact and type(setup.exchange.sums) is Sums
+    return "" if plain else f"{_scheme(setup)} with {type(setup.exchange.sums).__name__}"
+
+
 def _halves(setup: Setup) -> bool:
     stage = setup.model.pipeline
     if stage is None:
@@ -138,6 +143,14 @@ FEATURES = {
             "sync_batch_norm must be False; use fewer micro-batches",
             "float16": "the loss scale of a float16 model depends on the gradients of all stages "
             "of a pipeline, which is not supported; use bfloat16",
+        },
+    ),
+    "stages of two ranks": Feature(
+        lambda setup: setup.model.pipeline and len(setup.model.pipeline.copies) > 1,
+        excludes={
+            "sums that are not plain": "stages that two ranks of a pipeline have require sums of "
+            "gradients that are neither exact nor compressed, as those of allreduce and sharded, "
+            "got {1}; use one, or a schedule such as 1f1b",
         },
     ),
     "micro_batches": Feature(
@@ -251,6 +264,7 @@ FEATURES = {
     ),
     "ranks that differ": Feature(lambda setup: not setup.exchange.equal and _scheme(setup)),
     "gradients of earlier steps": Feature(_keeps_gradients),
+    "sums that are not plain": Feature(_no_plain_sums),
     "sums over further axes": Feature(_further_sums),
     "parts of parameters": Feature(_parts),
     "residuals of parts": Feature(_residuals_of_parts),

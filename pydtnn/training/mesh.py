@@ -93,8 +93,15 @@ def axes_of(parameter: Parameter) -> tuple[str, ...]:
     return () if parameter.part is None else parameter.part.axes
 
 
-def create_parts(mesh: Mesh | None) -> PartSums:
-    """Return the sums over a mesh with which an optimizer computes norms."""
+def create_parts(mesh: Mesh | None, copies: int = 1) -> PartSums:
+    """Return the sums over a mesh with which an optimizer computes norms.
+
+    Parameters
+    ----------
+    mesh : Mesh or None
+    copies : int
+        Ranks along "pipeline" that have the same parameters.
+    """
     if mesh is None:
         return PartSums()
     own = mesh
@@ -103,7 +110,7 @@ def create_parts(mesh: Mesh | None) -> PartSums:
         array = np.array([float(value)])
         for axis in axes:
             own.group(axis).allreduce(array)
-        return float(array[0])
+        return float(array[0]) / (copies if PIPELINE in axes else 1)
 
     def same(value: Number, axes: tuple[str, ...]) -> Number:
         array = np.array([float(value)])
@@ -113,6 +120,16 @@ def create_parts(mesh: Mesh | None) -> PartSums:
 
     stages = tuple(axis for axis in mesh.model_axes if axis == PIPELINE)
     return PartSums(mesh.model_axes, stages, add, same) if mesh.model_axes else PartSums()
+
+
+def group_of_copies(model: Model, mesh: Mesh | None) -> Communicator | None:
+    """Return the group of the ranks with this rank's stages of a pipeline, if there are others.
+
+    Collective at the first call: all ranks call it.
+    """
+    if mesh is None or model.pipeline is None or len(model.pipeline.copies) == 1:
+        return None
+    return mesh.subgroup(PIPELINE, model.pipeline.copies)
 
 
 def share_loaded(mesh: Mesh | None, model: Model) -> None:

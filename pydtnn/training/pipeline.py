@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.comm import Request
+from pydtnn.comm import Communicator, Request
 from pydtnn.data import Batch
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Penalties
@@ -19,6 +19,7 @@ from pydtnn.model.stage import Pipeline, Transfer, inputs_of
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady, check_stored
+from pydtnn.training.mesh import group_of_copies
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 
@@ -59,6 +60,10 @@ class StagePasses(Passes):
         ranks = pipeline.rank, pipeline.ranks
         self._actions = actions_of(setup.model.schedule, *ranks, len(self.shards))
         self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
+        self._copies = group_of_copies(self.model, setup.mesh)
+        self._left = Counter(action.stage for action in self._actions)
+        self._unsummed = deque(self._order_of_sums())
+        self._sums: list[tuple[Bucket, Request]] = []  # over the copies of a stage
         self._first = self._last = False  # of the actions of their kind and stage
         stages = pipeline.owners.stages
         self._awaited = (a for a in self._actions if source_of(a, stages) is not None)
@@ -83,21 +88,27 @@ class StagePasses(Passes):
             "backward_parameters": self._backward_parameters_of,
         }
         first = {(a.kind, a.stage): a for a in reversed(self._actions)}
-        last = {(a.kind, a.stage): a for a in self._actions}
+        last = {(a.kind, a.stage): a for a in self._actions} if self._copies is None else {}
         self._receive_ahead(RECEIVES_AHEAD)
+        self._start_sums()
         for action in self._actions:
             number, kind = action.micro_batch, (action.kind, action.stage)
             with self.setup.phase("exchange", number):
                 arrays = self._receive(action)
             with self.setup.phase(action.kind.partition("_")[0], number):
-                self._first, self._last = action == first[kind], action == last[kind]
+                self._first, self._last = action == first[kind], action == last.get(kind)
                 compute[action.kind](action, arrays)
             if action.kind == "forward":
                 self._end_forward(action)
+            self._left[action.stage] -= 1
+            self._start_sums()
+        if self._copies is not None:
+            with self.setup.phase("exchange"):
+                self._finish_sums(self._copies)
         with self.setup.phase("loss"):
             if self._summed is not None:
                 self._summed.wait()
-            if self.model.penalised:
+            if self.model.penalised or self._copies is not None:
                 self.pipeline.add(self.totals.values)
             else:
                 self.pipeline.broadcast(self.totals.values)
@@ -105,6 +116,35 @@ class StagePasses(Passes):
         with self.setup.phase("exchange"):
             for sent in self._sent:
                 sent.wait()
+
+    def _order_of_sums(self) -> list[int]:
+        """Return the stages that other ranks have, too, as the first of these completes them."""
+        if self._copies is None:
+            return []
+        first, ranks = self.pipeline.copies[0], self.pipeline.ranks
+        actions = actions_of(self.setup.model.schedule, first, ranks, len(self.shards))
+        ends = dict.fromkeys(action.stage for action in reversed(actions))
+        return [*(stage for stage in self._parts if stage not in ends), *reversed(ends)]
+
+    def _start_sums(self) -> None:
+        """Start to add up the gradients of complete stages, in the same order on all copies."""
+        while self._unsummed and not self._left[self._unsummed[0]]:
+            assert self._copies is not None
+            stage = self._unsummed.popleft()
+            for bucket in self.model.buckets_of(self._parts[stage]):
+                if stage not in self._left:
+                    bucket.grads[...] = 0
+                self._sums.append((bucket, self._copies.iallreduce(bucket.grads)))
+
+    def _finish_sums(self, copies: Communicator) -> None:
+        """Wait for the sums over the copies of stages, and pass them on; add up statistics."""
+        exchange = AxisSums(self.exchange, self.setup.mesh)
+        for bucket, request in self._sums:
+            request.wait()
+            exchange.ready(bucket)
+        exchange.finish()
+        if len(self.model.statistics.sums):
+            copies.allreduce(self.model.statistics.sums)
 
     def _stage_of(self, action: Action) -> tuple[int, Stage]:
         """Return the part of the graph and the stage of an action."""
@@ -220,6 +260,9 @@ class StagePasses(Passes):
         """Let the communicator make progress with the oldest messages; forget complete ones."""
         while self._sent and self._sent[0].test():
             self._sent.popleft()
+        for _, request in self._sums:
+            if not request.test():
+                break
 
     # -- messages ---------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from pydtnn.parallel.exchange import AllReduce, GathersParameters, GradientExcha
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.training.axis_sums import further_axes
-from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
+from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts, group_of_copies
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
 from pydtnn.utils import clock
@@ -288,7 +288,8 @@ def bind_optimizer(setup: Setup, uses_up: bool) -> None:
     optimizer.rounding = None  # of the model of another trainer
     if model.formats is not None and model.formats.optimizer is not None:
         optimizer.round_state(model.formats.optimizer, model.seed)
-    optimizer.distribute(create_parts(setup.mesh))
+    copies = group_of_copies(model, setup.mesh)  # created before the first step
+    optimizer.distribute(create_parts(setup.mesh, 1 if copies is None else copies.size))
 
 
 def represent_setup(setup: Setup, callbacks: Sequence[object], epoch: int) -> str:

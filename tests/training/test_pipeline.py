@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -30,9 +31,11 @@ from pydtnn.models import resnet
 from pydtnn.models.gpt import gpt
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel import AllReduce, Mesh
+from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
-from pydtnn.parallel.schemes.sharded_parameters import ShardedParameters
+from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.pipeline import StagePasses
@@ -211,6 +214,7 @@ def test_three_steps_equal_those_with_accumulation(net, stages, data, schedule):
         ("zb_2p", 5, [5, 5, 5]),
         ("interleaved", 5, [4, 3, 2]),
         ("zb_v", 5, [3, 3, 3]),
+        ("chimera", 8, [1.5, 2, 2, 1.5]),
     ],
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
@@ -263,7 +267,12 @@ def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
         ({"own": "interleaved:0"}, "chunks must be at least 1, got 0"),
         ({"own": backward_first}, "0 has backward 0 before forward 0; swap them"),
         ({"scheme": EXACT, "own": "zb_h1"}, "must compute backward in one piece; us"),
-        ({"own": "chimera"}, "unknown pipeline schedule 'chimera'; removed: use 'zb_v'"),
+        ({"scheme": EXACT, "own": "chimera"}, "gradients that are neither exact nor compressed"),
+        (
+            {"scheme": partial(AllReduce, sums=create_sums("float16")), "own": "chimera"},
+            "gradients that are neither exact nor compressed",
+        ),
+        ({"scheme": LocalSGD, "own": "chimera"}, "gradients that are neither exact nor compressed"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_on_all_ranks(options, message):
@@ -278,9 +287,44 @@ def test_options_that_do_not_fit_are_refused_on_all_ranks(options, message):
         with pytest.raises(ValueError, match=message):
             rank(comm)
 
-    run_threads(2, refused)
+    run_threads(4 if own == "chimera" else 2, refused)
     with pytest.raises(ValueError, match="micro_batches=2 requires a model that is cut into"):
         train(Model(vgg_net(), SHAPE), AllReduce(Serial()), micro_batches=2)
+
+
+def even_before_odd(rank: int, ranks: int, micro_batches: int) -> Any:
+    """Two ranks with the same stages complete these in opposite orders."""
+    for kind in (forward, backward):
+        for odd, stage in enumerate((rank, ranks - 1 - rank)):
+            yield from (kind(m, stage) for m in range(odd, micro_batches, 2))
+
+
+@each(
+    ("net", "schedule", "ranks", "data"),
+    [
+        (concat_net, "chimera", 2, 2),
+        (resnet20, "chimera", 4, 1),
+        (vgg_net, even_before_odd, 4, 2),
+        (concat_net, "dualpipe", 2, 1),
+    ],
+)
+def test_steps_in_two_directions_equal_those_with_accumulation(net, schedule, ranks, data):
+    results = in_stages(ranks, net, schedule, axes={"data": data}, rule=momentum)
+    assert_equal(results, whole(net, data, rule=momentum))
+
+
+@each("scheme", [ShardedOptimizer, ShardedGradients, ShardedParameters])
+def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme):
+    results = in_stages(2, concat_net, "chimera", axes={"data": 2}, scheme=scheme)
+    assert_equal(results, whole(concat_net, 2))
+
+
+@each("micro_batches", [1, 3])
+def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one micro-batch
+        results = in_stages(2, concat_net, "chimera", micro_batches=micro_batches)
+    assert_equal(results, whole(accumulation=micro_batches))
 
 
 def test_fewer_micro_batches_than_stages_are_warned_of_once():
@@ -302,6 +346,9 @@ FROZEN = ("conv2d0", "batchnorm1")
         ("interleaved", {"axes": {"alternate": 2}, "freeze": FROZEN}),
         ("zb_v", {"recompute": 3, "axes": {"filter": 2}}),
         ("zb_v", {"axes": {"spatial": 2}, "rule": grouped}),
+        ("chimera", {"rule": clipped, "recompute": 2}),
+        ("chimera", {"axes": {"alternate": 2}, "rule": clipped, "freeze": FROZEN}),
+        ("dualpipe", {"axes": {"spatial": 2}, "recompute": 2}),
     ],
     ids=str,
 )
@@ -355,6 +402,10 @@ def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_ste
         (2, "interleaved", {"tensor": 2}),
         (3, "zb_v", {}),
         (2, "zb_v", {"context": 2}),
+        (2, "chimera", {"data": 2}),
+        (2, "chimera", {"tensor": 2}),
+        (4, "dualpipe", {}),
+        (2, "dualpipe", {"context": 2}),
     ],
     ids=str,
 )
@@ -366,9 +417,9 @@ def test_three_steps_of_a_transformer_equal_serial_ones(stages, schedule, axes):
     )
 
 
-def test_checkpoints_of_several_stages_per_rank_continue_with_others_and_serially(tmp_path):
+def test_checkpoints_of_stages_in_two_directions_continue_with_others_and_serially(tmp_path):
     def fit(mesh: Mesh | None, epochs: int, **options: Any) -> Result:
-        own: Any = {"pipeline_schedule": "zb_v" if epochs == 1 else "1f1b"}
+        own: Any = {"pipeline_schedule": "chimera" if epochs == 1 else "1f1b"}
         model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, **own)
         exchange = AllReduce(Serial()) if mesh is None else ShardedOptimizer(mesh.data)
         trainer = Trainer(model, momentum(0.05), exchange=exchange, progress=False, **options)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pydtnn.model.pipeline.schedules import backward as backward
     from pydtnn.model.pipeline.schedules import backward_inputs as backward_inputs
     from pydtnn.model.pipeline.schedules import backward_parameters as backward_parameters
+    from pydtnn.model.pipeline.schedules import chimera as chimera
+    from pydtnn.model.pipeline.schedules import dualpipe as dualpipe
     from pydtnn.model.pipeline.schedules import (
         eager_one_forward_one_backward as eager_one_forward_one_backward,
     )
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pydtnn.model.pipeline.schedules import forward as forward
     from pydtnn.model.pipeline.schedules import gpipe as gpipe
     from pydtnn.model.pipeline.schedules import interleaved as interleaved
+    from pydtnn.model.pipeline.schedules import is_possible as is_possible
     from pydtnn.model.pipeline.schedules import one_forward_one_backward as one_forward_one_backward
     from pydtnn.model.pipeline.schedules import placement as placement
     from pydtnn.model.pipeline.schedules import zb_2p as zb_2p

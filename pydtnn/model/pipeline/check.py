@@ -98,7 +98,7 @@ class Timetable:
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return 1 + max(self.owners.ranks)
+        return 1 + max(map(max, self.owners.paths))
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages of one rank, in order."""
@@ -183,9 +183,10 @@ def check(
 ) -> Timetable:
     """Prove that a schedule computes a step, for one number of ranks and micro-batches.
 
-    Every stage is on one rank. It computes each micro-batch once forward and, after that, once
-    backward, in one piece or first the gradients of inputs and then those of parameters; and there
-    is no deadlock: every action's message is sent by an action that can be carried out before.
+    Every stage is on one rank, or on one for even and one for odd micro-batches. It computes each
+    micro-batch once forward and, after that, once backward, in one piece or first the gradients of
+    inputs and then those of parameters; and there is no deadlock: every action's message is sent by
+    an action that can be carried out before.
 
     Parameters
     ----------
@@ -309,7 +310,7 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
                 to = action.stage + action.direction
                 if action.direction and 0 <= to < owners.stages:
                     sent = end
-                    if owners.ranks[to] != rank:
+                    if owners.of(to, action.micro_batch) != rank:
                         sent = max(end, free[rank]) + time(action).message(action)
                         free[rank] = sent - latency
                     arrivals[to, action.direction, action.micro_batch] = sent

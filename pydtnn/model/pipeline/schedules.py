@@ -214,6 +214,78 @@ def zb_v(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     return [action for action in _numbered(order) if action.micro_batch < micro_batches]
 
 
+def chimera(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """Even micro-batches run from the first rank to the last, odd ones from the last to the first.
+
+    Every rank has two stages, each of which another rank has, too: that of its own number for even
+    micro-batches, and that of the opposite rank for odd ones. If forward and backward take the same
+    time, a rank waits for ``ranks - 2`` of them in a step. It keeps between ``ranks / 2 + 1`` and
+    `ranks` micro-batches of one stage.
+
+    References
+    ----------
+    Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional
+    Pipelines", SC 2021, sections 3.1 and 3.5: with two pipelines, and direct concatenation of units
+    of as many micro-batches as ranks.
+
+    >>> [f"{action} of {action.stage}" for action in chimera(0, 2, 2)]
+    ['forward 0 of 0', 'forward 1 of 1', 'backward 1 of 1', 'backward 0 of 0']
+    """
+    _check_halves("chimera", ranks)
+    slots = []  # in slots of equal length no rank has two actions at a time
+    for m in range(micro_batches):
+        unit, place = divmod(m // 2, ranks // 2)
+        stage, begin = ranks - 1 - rank if m % 2 else rank, 2 * (ranks * unit + place)
+        slots.append((begin + stage, forward(m, stage)))
+        slots.append((begin + 2 * ranks - 1 - stage, backward(m, stage)))
+    return [action for _, action in sorted(slots)]
+
+
+def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """Micro-batches in both directions as in Chimera, with backward in two halves.
+
+    In the middle of a step every rank computes forward in one direction, then backward in the
+    other. If an action takes the same time in every kind and stage, a rank waits for
+    ``ranks / 2 - 1`` of them in a step of at least ``2 ranks`` micro-batches. It keeps at most
+    ``ranks + 1`` micro-batches of one stage.
+
+    References
+    ----------
+    DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1: DualPipe, here without its
+    overlap of the layers of two micro-batches, and with the last gradients of parameters at the
+    end of a step.
+    """
+    _check_halves("dualpipe", ranks)
+    near, far = sorted((rank, ranks - 1 - rank))
+    number = max((micro_batches + 1) // 2, ranks)  # of each direction
+    after = near + 1
+    before = ranks // 2 - after
+    f, b, w = ([(kind, near)] for kind in (forward, backward_inputs, backward_parameters))
+    F, B, W = ([(kind, far)] for kind in (forward, backward_inputs, backward_parameters))
+    order = [
+        *2 * before * f,
+        *after * (f + F),
+        *before * (B + W + F),
+        *(number - ranks + after) * (f + B + W + F + b + w),
+        *before * (B + W + F + b + w),
+        *after * (B + b),
+        *before * (w + b),
+        *after * (W + w),
+    ]
+    odd = {near: int(rank == far), far: int(rank == near)}
+    actions = [a._replace(micro_batch=2 * a.micro_batch + odd[a.stage]) for a in _numbered(order)]
+    return [action for action in actions if action.micro_batch < micro_batches]
+
+
+def _check_halves(who: str, ranks: int) -> None:
+    """Raise PipelineError if ranks have no halves that mirror each other."""
+    if ranks % 2:
+        raise PipelineError(
+            f"{who}: expected an even number of ranks, whose halves mirror each other, got "
+            f"{ranks}; use another number, or 1f1b"
+        )
+
+
 def _numbered(order: Iterable[tuple[Callable[[int, int], Action], int]]) -> list[Action]:
     """Return actions of each kind and stage, in a given order, with micro-batches from 0."""
     done: Counter[Any] = Counter()
@@ -264,6 +336,8 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "zb_2p": zb_2p,
     "interleaved": interleaved,
     "zb_v": zb_v,
+    "chimera": chimera,
+    "dualpipe": dualpipe,
 }
 """Schedules by their names on the command line."""
 
@@ -334,20 +408,30 @@ class Owners(NamedTuple):
 
     Attributes
     ----------
-    ranks : tuple of int
-        The rank of each stage.
+    paths : tuple of tuple of int
+        The rank of each stage; of two paths, the first is that of even micro-batches, and the
+        second that of odd ones.
     """
 
-    ranks: tuple[int, ...]
+    paths: tuple[tuple[int, ...], ...]
 
     @property
     def stages(self) -> int:
         """Number of stages."""
-        return len(self.ranks)
+        return len(self.paths[0])
+
+    def of(self, stage: int, micro_batch: int = 0) -> int:
+        """Return the rank that computes a micro-batch in a stage."""
+        return self.paths[micro_batch % len(self.paths)][stage]
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages of a rank, in order."""
-        return [stage for stage, owner in enumerate(self.ranks) if owner == rank]
+        return [s for s in range(self.stages) if rank in (path[s] for path in self.paths)]
+
+    def copies_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that have the stages of a rank, itself included."""
+        first = self.stages_of(rank)[0]
+        return tuple(sorted({path[first] for path in self.paths}))
 
 
 def owners_of(plan: Sequence[Sequence[Action]]) -> Owners:
@@ -356,27 +440,47 @@ def owners_of(plan: Sequence[Sequence[Action]]) -> Owners:
     Raises
     ------
     PipelineError
-        If a stage is on no rank or on two, or a rank has none.
+        If a stage is on no rank, or on two that compute the same micro-batches or differ in their
+        other stages; or a rank has none.
     """
-    found: dict[int, int] = {}
+    found: tuple[dict[int, int], dict[int, int]] = {}, {}  # of even and of odd micro-batches
     for rank, actions in enumerate(plan):
-        for stage in sorted({action.stage for action in actions} or {rank}):
-            other = found.setdefault(stage, rank)
+        places = {(a.stage, a.micro_batch % 2) for a in actions} or {(rank, 0)}
+        for stage, odd in sorted(places):
+            other = found[odd].setdefault(stage, rank)
             if other != rank:
                 raise PipelineError(
                     f"stage {stage} is on rank {other} and on rank {rank}; keep the actions of one"
                 )
-    if lacking := [stage for stage in range(len(found)) if stage not in found]:
+    known = {**found[1], **found[0]}
+    if lacking := [stage for stage in range(len(known)) if stage not in known]:
         raise PipelineError(
-            f"no rank has stage {lacking[0]}, but one has {max(found)}; number stages from 0"
+            f"no rank has stage {lacking[0]}, but one has {max(known)}; number stages from 0"
         )
-    return Owners(tuple(found[stage] for stage in range(len(found))))
+    even, odd_ones = (tuple(own.get(s, known[s]) for s in range(len(known))) for own in found)
+    owners = Owners((even,) if even == odd_ones else (even, odd_ones))
+    for stage, (rank, other) in enumerate(zip(even, odd_ones, strict=True)):
+        if rank != other and owners.stages_of(rank) != owners.stages_of(other):
+            raise PipelineError(
+                f"stage {stage} is on rank {rank} and on rank {other}, whose other stages differ; "
+                "give both the same stages"
+            )
+    return owners
 
 
 def placement(schedule: str | Schedule, ranks: int) -> Owners:
     """Return the ranks of the stages of a schedule, from its actions for two micro-batches.
 
-    >>> placement("interleaved:2", 3).ranks
-    (0, 1, 2, 0, 1, 2)
+    >>> placement("interleaved:2", 3).paths, placement("chimera", 2).paths
+    (((0, 1, 2, 0, 1, 2),), ((0, 1), (1, 0)))
     """
     return owners_of([actions_of(schedule, rank, ranks, 2) for rank in range(ranks)])
+
+
+def is_possible(schedule: str | Schedule, ranks: int) -> bool:
+    """Return whether a schedule is defined for a number of ranks."""
+    try:
+        placement(schedule, ranks)
+    except PipelineError:
+        return False
+    return True

@@ -9,6 +9,7 @@ import numpy as np
 
 from pydtnn.comm.schedules.rule import VENDOR, choose
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.model.pipeline.schedules import placement
 from pydtnn.tools.perfmodel.compression import Compression
 from pydtnn.tools.perfmodel.outline import BucketOutline, Start
 from pydtnn.tools.perfmodel.overlap import Round
@@ -25,7 +26,7 @@ from pydtnn.training.workload import SHARDED, Workload
 
 FLOAT = np.dtype("float32")
 
-SHARD, COPIES = "shard", "copies"
+SHARD, COPIES, OPPOSITE = "shard", "copies", "opposite"
 """Groups of ranks along a part of "data", of other parts, and of two ranks with equal stages."""
 
 
@@ -56,6 +57,9 @@ class MessageCosts:
         if work.data > 1:  # ranks with all parts of the state, and those that have the same one
             stride, parts = work.stride("data"), work.parts
             axes |= {SHARD: (parts, stride), COPIES: (work.data // parts, parts * stride)}
+        schedule, stages = work.pipeline_schedule, work.stages
+        if stages > 1 and len(placement(schedule, stages).paths) > 1:  # with the same stages
+            axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
         self.groups = {axis: AxisGroups(*own, per_host, work.ranks) for axis, own in axes.items()}
         if work.stages > 1 and SHARD in self.groups:  # stages gather at different times
             self.groups[SHARD] = self.groups[SHARD]._replace(alone=True)

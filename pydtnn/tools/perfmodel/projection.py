@@ -14,13 +14,13 @@ from pydtnn.comm.schedules.rule import RULE
 from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.model.pipeline.check import StageTime, carry_out, max_in_flight, plan_of
+from pydtnn.model.pipeline.check import StageTime, Timetable, carry_out, max_in_flight, plan_of
 from pydtnn.model.pipeline.schedules import Action, placement
 from pydtnn.tools.perfmodel import timing
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
 from pydtnn.tools.perfmodel.dry_step import DryStep
-from pydtnn.tools.perfmodel.messages import MessageCosts, duration
+from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
 from pydtnn.tools.perfmodel.outline import Outline
 from pydtnn.tools.perfmodel.patterns import AxisGroups
 from pydtnn.tools.perfmodel.platform import Platform
@@ -223,7 +223,7 @@ class Projector:
             buffers += (2 + 1 / work.parts) * sizes[-1]  # as `virtual.communicator.Buffers`
         if not work.compress:
             for bucket in outline.buckets:  # sums along axes of one kind follow one another
-                axes = {*bucket.group} - ({"data"} if work.parts > 1 else set())
+                axes = {*bucket.group, OPPOSITE} - ({"data"} if work.parts > 1 else set())
                 hosts = [groups[a].hosts for a in axes if a in groups and groups[a].ranks > 1]
                 buffers += bucket.nbytes * sum({SCRATCH if n > 1 else 1.0 for n in hosts})
         if work.ema is not None:  # and an array as long as the largest bucket
@@ -250,7 +250,7 @@ class Projector:
         own = sizes[0]
         plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
         owners = placement(work.pipeline_schedule, ranks)
-        own_of = owners.ranks
+        two = OPPOSITE in messages.groups  # directions
         tables = [self.tables(work, rank) for rank in range(ranks)]
         passes: dict[tuple[int, int], timing.PassTime] = {}  # by stage and samples
         times: dict[tuple[int, int], StageTime] = {}
@@ -259,7 +259,7 @@ class Projector:
             for (part, (stage, values)), n in product(enumerate(stages), {*sizes}):
                 passes[stage, n] = one = timing.pass_time(table, messages, n, part)
                 sides = zip((-1, 1), values, strict=True)
-                far = [len(v) for to, v in sides if v and own_of[stage] != own_of[stage + to]]
+                far = [len(v) for to, v in sides if v and owners.of(stage) != owners.of(stage + to)]
                 calls = sum(far) * messages.processing.call  # of each value
                 back, ahead = (messages.stage([n * each for each in side]) for side in values)
                 times[stage, n] = StageTime(
@@ -279,7 +279,7 @@ class Projector:
         for (_, number, _), rank in last.items():
             alone = sum(passes[s, sizes[number]].backward for s in owners.stages_of(rank))
             given = tables[rank], messages, sizes[number], alone
-            sums.append(timing.gradients_exposed(*given))
+            sums.append(timing.gradients_exposed(*given, overlap=not two))
 
         def time(action: Action) -> StageTime:
             own = times[action.stage, sizes[action.micro_batch]]
@@ -289,6 +289,9 @@ class Projector:
 
         line = carry_out(plan, time, messages.stage([0.0]))
         exposed = [after for _, after in sums]
+        if two:
+            for rank, table in enumerate(tables):
+                exposed[rank] += _opposite_exposed(line, rank, messages, table.outline)
         updates = [timing.update_seconds(one, messages) for one in tables]
         meeting = duration(messages.meetings)
         added, met = sums[slowest][0] + exposed[slowest] - meeting, max(line.ends) + meeting
@@ -316,3 +319,14 @@ class Projector:
             for one, actions in zip(tables, plan, strict=True)
         ]
         return self._complete(work, step, memories, tables)
+
+
+def _opposite_exposed(
+    line: Timetable, rank: int, messages: MessageCosts, outline: Outline
+) -> float:
+    """Return how long a rank waits at the end for the sums over two ranks with its stages, in s."""
+    stages, now = line.stages_of(rank), 0.0
+    each = sum(duration(messages.allreduce(OPPOSITE, one.nbytes)) for one in outline.buckets)
+    for end in sorted(max(e.end for e in line.events if e.action.stage == s) for s in stages):
+        now = max(now, end) + each / len(stages)
+    return max(now - line.ends[rank], 0.0)

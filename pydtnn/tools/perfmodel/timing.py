@@ -232,23 +232,24 @@ def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -
 
 
 def gradients_exposed(
-    tables: Tables, messages: MessageCosts, samples: int, backward: float
+    tables: Tables, messages: MessageCosts, samples: int, backward: float, *, overlap: bool = True
 ) -> tuple[float, float]:
     """Return the time that sums add to the last micro-batch's backward, and that after it, in s.
 
-    `backward` is its time without them.
+    `backward` is its time without them. Without `overlap`, they start when it has ended.
     """
     outline, clock, alone = (
         tables.outline,
         *(_RankClock(tables, messages, samples) for _ in range(2)),
     )
-    clock.run(outline.backward, outline.buckets)
+    events = [event for event in outline.backward if overlap or isinstance(event, BucketReady)]
+    clock.run(events, outline.buckets)
     end = clock.now
     for one in messages.meetings:
         clock.now = clock.channel.wait(clock.channel.start((one,), clock.now), clock.now)
     clock.finish()
-    if clock.gathers:
-        alone.run(outline.backward)
+    if clock.gathers or not overlap:
+        alone.run(events)
         backward = alone.now
-    within = end - backward if end - backward > 1e-12 else 0.0  # less is rounding
+    within = end - backward if overlap and end - backward > 1e-12 else 0.0  # less is rounding
     return within, max(clock.now - backward - within, 0.0)

@@ -14,6 +14,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_remaining
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.model.pipeline import is_possible
 from pydtnn.parallel.mesh import fewer, without_shard
 from pydtnn.tools.survival.recovery import RecoveryState, Saved, restore
 from pydtnn.training.callback import Training
@@ -34,6 +35,8 @@ def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
     usual, without = flags(TrainConfig), []
     if PIPELINE not in axes:
         without += ["micro_batches", "pipeline_schedule"]
+    elif not is_possible(config.pipeline_schedule, axes[PIPELINE]):
+        without += ["pipeline_schedule"]
     if axes.keys() <= {"data"}:
         without += ["plan"]
     text = ",".join(f"{axis}={n}" for axis, n in axes.items())

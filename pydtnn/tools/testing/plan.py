@@ -24,7 +24,7 @@ from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
 from pydtnn.model.partition.plan import NAMES, find_plan
-from pydtnn.model.pipeline import Schedule, placement
+from pydtnn.model.pipeline import Schedule, is_possible, placement
 from pydtnn.model.pipeline import check as check_schedule
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.mesh import Mesh
@@ -461,7 +461,8 @@ def _meshes(plan: AnyPlan, schedule: str | Schedule, ranks: int | None) -> list[
         axes = [*dict.fromkeys(axis for own in known.rules.values() for axis in own.values())]
         if known.stages:
             numbers = range(1, len(known.stages) + 2)
-            enough = (n for n in numbers if placement(schedule, n).stages > len(known.stages))
+            fitting = (n for n in numbers if is_possible(schedule, n))
+            enough = (n for n in fitting if placement(schedule, n).stages > len(known.stages))
             stages = next(enough, 0)
     twice = dict.fromkeys(axes, 2)
     if len(axes) == 1:

@@ -207,6 +207,13 @@ def test_several_stages_per_rank_equal_serial_training(plan, schedule, meshes):
     assert not any(row.refused for row in report.rows)
 
 
+@each("plan", ["pipeline", {"pipeline": ["block.body.relu2"]}])
+def test_two_directions_equal_serial_training(plan):
+    mesh = [{"pipeline": 2}]
+    (row,) = check_plan(residual_net, SHAPE, plan, meshes=mesh, pipeline_schedule="chimera").rows
+    assert not row.refused
+
+
 def test_schedules_that_compute_gradients_of_parameters_twice_are_refused():
     def twice(rank: int, ranks: int, micro_batches: int) -> Any:
         own = zb_v(rank, ranks, micro_batches)

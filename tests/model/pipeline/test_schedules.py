@@ -23,7 +23,7 @@ from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.tools.schedules.pipeline_picture import text
 from tests.each import each
 
-NAMES = sorted(PIPELINE_SCHEDULES)
+NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera", "dualpipe"})  # those for odd numbers of ranks
 SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]
 
 
@@ -60,6 +60,12 @@ def test_bubbles_and_values_kept_are_those_of_the_formulas_for_any_numbers():
         assert kept["eager_1f1b"] == tuple(min(2 * (n - s) - 1, micro_batches) for s in range(n))
         assert kept["zb_h1"] == (min(n, micro_batches),) * n
         assert kept["zb_2p"] == (min(2 * n - 1, micro_batches),) * n
+        for name in ("chimera", "dualpipe"):  # the number of ranks is even
+            if n % 2:
+                with pytest.raises(PipelineError, match=f"an even number of .*got {n};"):
+                    check(name, n, micro_batches)
+            else:
+                assert check(name, n, micro_batches).micro_batches == micro_batches
 
 
 @each("name", NAMES)
@@ -89,6 +95,32 @@ def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks):
     assert done.waiting == 0
     assert done.duration == 2 * 3 * 3 * ranks + ranks - 1
     assert done.in_flight == (ranks,) * ranks
+
+
+@each("ranks", [2, *PAPERS])
+def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks):
+    """Li and Hoefler, sections 3.1 and 3.5, table 2."""
+    for units in (1, 2, 5):
+        micro_batches = units * ranks
+        done = check("chimera", ranks, micro_batches, forward=1, backward=1)
+        assert done.bubble == pytest.approx((ranks - 2) / (2 * micro_batches + ranks - 2))
+        kept = [ranks // 2 + 1 + min(r, ranks - 1 - r) for r in range(ranks)]
+        assert done.in_flight == tuple(number / 2 for number in kept)
+        assert done.messages == 2 * (ranks - 1) * micro_batches
+        done = check("chimera", ranks, micro_batches, forward=1, backward=2)
+        assert done.duration == 3 * micro_batches + (units + 1) * (ranks - 2)
+    done = check("chimera", ranks, ranks, forward=1, backward=2)
+    assert done.bubble == pytest.approx((ranks - 2) / (1.5 * ranks + ranks - 2))
+
+
+@each("ranks", [2, *PAPERS])
+def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_chimera(ranks):
+    for micro_batches in (2 * ranks, 5 * ranks):
+        done = check("dualpipe", ranks, micro_batches, forward=1, backward=2)
+        assert done.waiting == 0
+        assert done.duration == 3 * micro_batches + ranks // 2 - 1
+        assert done.in_flight == ((ranks + 1) / 2,) * ranks
+        assert done.has_halves
 
 
 @each("schedule", ["gpipe", "1f1b", "zb_h1"])
@@ -133,6 +165,11 @@ def left_out(plan: Plan) -> None:
     plan[:] = [[action for action in own if action.stage != 2] for own in plan]
 
 
+def elsewhere(plan: Plan) -> None:
+    even, odd = ([[a for a in own if a.micro_batch % 2 == m] for own in plan] for m in (0, 1))
+    plan[2:] = [even[2] + odd[3], even[3] + odd[2]]
+
+
 DX, DW = backward_inputs, backward_parameters
 BROKEN: list[tuple[str, Callable[[Plan], Any], str]] = [
     ("1f1b", lambda plan: plan[1].remove(forward(2, 1)), "stage 1 lacks forward 2; add"),
@@ -164,12 +201,18 @@ BROKEN: list[tuple[str, Callable[[Plan], Any], str]] = [
         lambda plan: moved(plan[1], forward(0, 2), plan[1][0]),
         "deadlock: .*stage 2 waits in forward 0 for stage 1; change",
     ),
+    (
+        "chimera",
+        lambda plan: plan[3].extend([forward(0, 0), backward(0, 0)]),
+        "stage 0 is on rank 0 and on rank 3; keep the actions of one",
+    ),
+    ("chimera", elsewhere, "stage 0 is on rank 0 and on rank .*, whose other stages differ"),
 ]
 
 
 @each(("name", "change", "message"), BROKEN)
 def test_the_checker_refuses_broken_plans(name, change, message):
-    ranks = {"zb_v": 2}.get(name, 3)
+    ranks = {"zb_v": 2, "chimera": 4}.get(name, 3)
     plan = [[*actions_of(name, rank, ranks, 4)] for rank in range(ranks)]
     assert check(plan).micro_batches == 4
     change(plan)
@@ -178,8 +221,9 @@ def test_the_checker_refuses_broken_plans(name, change, message):
 
 
 def test_the_stages_of_each_rank_are_found_in_a_plan():
-    plan = [[*actions_of("zb_v", rank, 2, 4)] for rank in range(2)]
-    assert check(plan).owners.ranks == (0, 1, 1, 0)
+    for name, paths in (("zb_v", ((0, 1, 1, 0),)), ("chimera", ((0, 1), (1, 0)))):
+        plan = [[*actions_of(name, rank, 2, 4)] for rank in range(2)]
+        assert check(plan).owners.paths == paths
 
 
 @each("returned", [[], None, [("forward", 0)], [Action("update", 0)]])
@@ -196,6 +240,7 @@ def test_functions_that_return_something_else_are_refused(returned):
     [
         ("gpipe", 2, ["stage 0  f0 f1          b0 b0 b1 b1", "stage 1     f0 f1 b0 b0 b1 b1"]),
         ("zb_h1", 2, ["stage 0  f0 f1    b0 w0 b1 w1", "stage 1     f0 b0 f1 b1 w0 w1"]),
+        ("chimera", 1, ["stages 0, 1  f0  f1' b1' b0", "stages 0, 1  f1  f0' b0' b1"]),
     ],
 )
 def test_the_text_shows_when_each_stage_computes_what(name, backward, expected):

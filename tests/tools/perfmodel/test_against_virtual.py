@@ -35,7 +35,7 @@ STRATEGIES: list[tuple[Workload, dict[str, Any]]] = [
     *(
         (NETWORK, {"axes": {**data, "pipeline": 2}, "pipeline_schedule": schedule})
         for data in ({}, {"data": 2})
-        for schedule in ("gpipe", "1f1b", "zb_h1", "zb_v")
+        for schedule in ("gpipe", "1f1b", "zb_h1", "zb_v", "chimera")
     ),
     (NETWORK, {"axes": {"pipeline": 4}}),
     (NETWORK, {"axes": {"data": 2}, "recompute": 2}),
@@ -47,7 +47,7 @@ STRATEGIES: list[tuple[Workload, dict[str, Any]]] = [
 FURTHER: list[tuple[Workload, dict[str, Any]]] = [
     *(
         (NETWORK, {"axes": {"pipeline": 4}, "micro_batches": 8, "pipeline_schedule": schedule})
-        for schedule in ("1f1b", "zb_v")
+        for schedule in ("1f1b", "zb_v", "dualpipe")
     ),
     (
         NETWORK,

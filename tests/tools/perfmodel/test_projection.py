@@ -133,7 +133,19 @@ def test_sums_beside_the_backward_of_a_stage_take_less_than_after_it(projector, 
     rounds = [one for bucket in tables.outline.buckets for one in costs.along_data(bucket)]
     within, after = gradients_exposed(tables, costs, 8, backward)
     assert 0 < within < sum(one.work for one in rounds)
-    assert within + after < sum(map(sum, rounds))
+    nothing, alone = gradients_exposed(tables, costs, 8, backward, overlap=False)
+    assert nothing == 0
+    assert within + after < alone < sum(map(sum, rounds))
+
+
+def test_two_directions_add_sums_over_the_ranks_with_the_same_stages(projector):
+    one, two = (
+        project(projector, {"pipeline": 4}, pipeline_schedule=name) for name in ("1f1b", "chimera")
+    )
+    assert one.step.gradients_exposed == 0 < two.step.gradients_exposed < two.step.busy
+    assert two.memory.parameters > one.memory.parameters
+    layers = two.step.forward + two.step.backward
+    assert layers == pytest.approx(one.step.forward + one.step.backward, rel=0.5)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -173,6 +185,17 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(projector
             {"scheme": "sharded_gradients", "compress": "top_k"},
             "no formula for compress 'top_k'",
         ),
+        (
+            {"data": 2, "pipeline": 2},
+            {"pipeline_schedule": "chimera", "compress": "top_k"},
+            "require sums of gradients that are neither exact nor compressed",
+        ),
+        (
+            {"data": 2, "pipeline": 2},
+            {"pipeline_schedule": "chimera", "scheme": "hierarchical"},
+            "require sums of gradients that are neither exact nor compressed",
+        ),
+        ({"pipeline": 3}, {"pipeline_schedule": "chimera"}, "expected an even number of ranks"),
     ],
 )
 def test_what_has_no_formula_is_refused(projector, axes, options, message):

@@ -18,7 +18,9 @@ from pydtnn.utils.units import memory
 EXPOSED = (0.0, 0.5, 1.0)
 """Shares of the sums of gradients that count in a search: backward hides some of them."""
 
-SCHEDULES = (*("1f1b", "eager_1f1b", "interleaved:2", "zb_h1", "zb_2p", "zb_v"),)
+SCHEDULES = (
+    *("1f1b", "eager_1f1b", "interleaved:2", "zb_h1", "zb_2p", "zb_v", "chimera", "dualpipe"),
+)
 """Schedules of pipelines that are compared; `gpipe` is never faster than 1F1B."""
 
 UNIFORM = ("spatial", "filter", "channel", "alternate", "context", "expert")

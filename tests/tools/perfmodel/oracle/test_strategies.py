@@ -32,9 +32,9 @@ def test_variants_are_added_where_they_apply():
     names = [s.strategy for s in found_for(4, ("data",), Variants(compress=("top_k",)))]
     sharded = [f"data 4, {scheme}" for scheme in SHARDED]
     assert names == ["data 4", "data 4, recompute", *sharded, "data 4, top_k"]
-    variants = Variants(recompute=False, sharded=False, schedules=("1f1b", "zb_v"))
+    variants = Variants(recompute=False, sharded=False, schedules=("1f1b", "chimera"))
     names = [s.strategy for s in found_for(2, ("data", "pipeline"), variants)]
-    assert names == ["data 2", "pipeline 2", "pipeline 2, zb_v"]
+    assert names == ["data 2", "pipeline 2", "pipeline 2, chimera"]
 
 
 def test_unknown_strategies_are_refused():

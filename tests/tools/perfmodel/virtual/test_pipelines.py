@@ -11,6 +11,7 @@ from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.tools.perfmodel.virtual.steps import _program
 from pydtnn.training.workload import Workload
+from tests.each import each
 from tests.tools.perfmodel.virtual.costs import SECONDS, UniformCosts
 
 
@@ -40,7 +41,18 @@ def seconds_of_a_step(ranks: int, micro_batches: int, schedule: str, chunks: int
     return step.seconds
 
 
-CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2}
+@each("ranks", [4, 8])
+def test_pipelines_in_two_directions_wait_as_long_as_in_the_paper(ranks):
+    """Li and Hoefler, SC 2021, section 3.1: as many micro-batches as ranks, backward of twice the
+    time of forward."""
+    forward = SECONDS["forward"]
+    seconds = seconds_of_a_step(ranks, ranks, "chimera")
+    idle = seconds - 3 * forward * ranks
+    assert idle == pytest.approx(2 * (ranks - 2) * forward, rel=0.02)
+    assert idle < 0.6 * (seconds_of_a_step(ranks, ranks, "1f1b") - 3 * forward * ranks)
+
+
+CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2, "dualpipe": 1}
 """Stages per rank of each schedule."""
 
 
@@ -61,4 +73,5 @@ def test_bubbles_are_those_of_the_formulas(ranks):
     assert bubbles["zb_h1"] == pytest.approx((ranks - 1) * forward, rel=0.02)
     assert bubbles["zb_h1"] < 0.4 * bubbles["1f1b"]
     assert bubbles["zb_v"] == pytest.approx((ranks - 1) * forward / 2, rel=0.02)
+    assert bubbles["dualpipe"] == pytest.approx((ranks / 2 - 1) * forward, rel=0.02)
     assert bubbles["zb_v"] < 0.2 * bubbles["1f1b"]

@@ -34,6 +34,8 @@ class Registry(Generic[T]):
         Description of accepted arguments other than names, for error messages.
     aliases : mapping of str to str, optional
         Alternative names of the entries.
+    tool : str, optional
+        Name of a tool that has further entries, see `pydtnn.utils.tools`.
 
     Examples
     --------
@@ -50,6 +52,7 @@ class Registry(Generic[T]):
     base: Any
     expected: str
     aliases: Mapping[str, str] = field(default_factory=dict)
+    tool: str = ""
 
     def find(self, given: Any) -> Factory[T]:
         """Find an object or factory by name, or wrap the given one.
@@ -78,9 +81,10 @@ class Registry(Generic[T]):
         elif isinstance(given, str):
             key = key_of(given)
             name = self.aliases.get(key, key)
-            if name not in self.entries:
-                raise ValueError(unknown(self.name, given, self.entries, self.aliases))
-            return Factory(self, name, self.entries[name], parameters(self.entries[name]))
+            entries = self._entries(name)
+            if name not in entries:
+                raise ValueError(unknown(self.name, given, entries, self.aliases))
+            return Factory(self, name, entries[name], parameters(entries[name]))
         if isinstance(target, self.base):
             return Factory(self, name, target, {}, ready=True)
         kind = target if isinstance(target, type) else type(target)
@@ -91,6 +95,15 @@ class Registry(Generic[T]):
         if other or hint or not callable(target):
             raise TypeError(f"{who}: expected {expected}, got {target!r}{hint}")
         return Factory(self, name, target, parameters(target))
+
+    def _entries(self, name: str) -> Mapping[str, Callable[..., T]]:
+        """Return the entries, with those of the tool if a name is not among them."""
+        if name in self.entries or not self.tool:
+            return self.entries
+        from pydtnn.utils.tools import find_tool  # it takes longer than all other imports
+
+        tool = find_tool(self.tool)
+        return self.entries if tool is None else {**self.entries, **tool.METHODS[self.name]}
 
     def _hint(self, key: str) -> str:
         """Return what to use instead of an object of another library, if it is known."""

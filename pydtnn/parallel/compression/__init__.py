@@ -44,7 +44,7 @@ COMPRESSORS = Named(
 )
 """Compressors by name on the command line."""
 
-ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
+ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "oktopk": "ok_topk", "randomk": "random_k"}
 
 COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     "compressor",
@@ -52,6 +52,7 @@ COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     Compressor | partial,
     "a Compressor, or a class or function that returns one",
     ALIASES,
+    tool="comparison",
 )
 """PowerSGD is no `Compressor`; its options are bound by `partial`."""
 
@@ -81,7 +82,7 @@ def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Com
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = lazy(__name__)
+    __getattr__ = lazy(__name__, dict.fromkeys(("OkTopk", "ok_topk"), "comparison"))
     __all__ = [
         "COMPRESSORS",
         "CompressedSums",

@@ -49,7 +49,7 @@ SCHEMES = Named(
 """Schemes by name on the command line."""
 
 SCHEME: Registry[GradientExchange] = Registry(
-    "scheme", SCHEMES, GradientExchange, "a subclass of GradientExchange"
+    "scheme", SCHEMES, GradientExchange, "a subclass of GradientExchange", tool="comparison"
 )
 
 
@@ -61,8 +61,8 @@ def create_scheme(
     Parameters
     ----------
     name : str or callable
-        One of `SCHEMES` (case and hyphens are ignored), ``path/to/file.py:Class``, or a subclass of
-        `GradientExchange`.
+        One of `SCHEMES` or of `pydtnn.tools.comparison` (case and hyphens are ignored),
+        ``path/to/file.py:Class``, or a subclass of `GradientExchange`.
     comm : Communicator
     **options
         Parameters of the scheme: ``create_scheme("local_sgd", comm, period=4)``.
@@ -77,5 +77,8 @@ def create_scheme(
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = lazy(__name__)
+    __getattr__ = lazy(
+        __name__,
+        dict.fromkeys(("GradientPush", "ParameterServer", "StaleSynchronous"), "comparison"),
+    )
     __all__ = ["SCHEMES", "create_scheme", *homes(__name__)]

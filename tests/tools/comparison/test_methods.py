@@ -1,0 +1,153 @@
+"""Published methods that are compared with others: beside the same methods in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Serial, run_threads
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.compression import COMPRESSORS, create_sums
+from pydtnn.parallel.exchange import AllReduce, averaged
+from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.tools.comparison import METHODS, GradientPush, OkTopk, StaleSynchronous
+from pydtnn.tools.testing import check_scheme
+from tests.each import each
+from tests.fuzz.reference_training import COMPRESSED, STEPS, Array, Ranks
+from tests.parallel.schemes.course import all_values, trainer_of
+from tests.parallel.schemes.test_references import counted, long_run, reference
+from tests.parallel.schemes.test_sleeping_ranks import RANKS, late_after
+from tests.parallel.schemes.test_sleeping_ranks import STEPS as ALL_STEPS
+
+
+def gradient_push(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """A column of the matrix is what a rank divides among its targets and itself."""
+    size, step = len(grads), ranks.steps
+    powers = [1 << k for k in range(10) if 1 << k < size]
+    hops = {
+        "random": [[h] for h in np.random.default_rng(step).integers(1, max(size, 2), size)],
+        "ring": [{1 % size, -1 % size} - {0}] * size,
+        "complete": [range(1, size)] * size,
+        "exponential": [powers] * size,
+        "one_peer": [[powers[step % len(powers)]] if powers else []] * size,
+    }[ranks.options["graph"]]
+    matrix = np.eye(size)
+    for rank, own in enumerate(hops if size > 1 else ()):
+        for hop in own:
+            matrix[(rank + hop) % size, rank] = 1
+    matrix /= matrix.sum(axis=0)
+    weights = ranks.memory.get("weights", np.ones(size))
+    ranks.w = ranks.w * weights[:, None]
+    ranks.apply(grads * (size / counts.sum()))
+    weights = ranks.memory["weights"] = matrix @ weights
+    ranks.w = matrix @ ranks.w / weights[:, None]
+    ranks.samples[:] = weights
+
+
+def stale_synchronous(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Own updates at once, those of others later; `waiting` has the updates of all ranks."""
+    before, size = ranks.w, len(grads)
+    ranks.apply(grads * (size / counts.sum()))
+    ranks.waiting.append((ranks.w - before) / size)
+    ranks.w = before + ranks.waiting[-1]
+    if len(ranks.waiting) > ranks.options["staleness"]:
+        late = ranks.waiting.pop(0)
+        ranks.w = ranks.w + (late.sum(axis=0) - late)
+    ranks.samples[:] = 1
+
+
+def ok_topk(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Values above a threshold of each rank, whose sums are above another one."""
+    memory, ends = ranks.memory, np.cumsum(ranks.options.get("sizes", [len(grads[0])]))
+    kept = memory["kept"] = memory.get("kept", 0) + grads / counts.sum()
+    total = np.zeros_like(grads[0])
+    for index, part in enumerate(np.split(np.arange(len(total)), ends[:-1])):
+        k, own = int(np.ceil(ranks.options["share"] * len(part))), kept[:, part]
+        if ranks.steps % ranks.options["renew"] == 0:
+            memory["limits", index] = np.sort(abs(own))[:, -k]
+        sent = np.where(abs(own) >= memory["limits", index][:, None], own, 0)
+        sums = sum(sent)
+        if ranks.steps % ranks.options["renew"] == 0:
+            others = np.sort(abs(sums[sums != 0]))
+            memory["limit", index] = others[-k] if len(others) >= k else 0
+        total[part] = np.where(abs(sums) >= memory["limit", index], sums, 0)
+        own[(sent != 0) & (total[part] != 0)] = 0
+        kept[:, part] = own
+    ranks.apply([total] * len(grads))
+
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (gradient_push, {"graph": "random"}),
+    (stale_synchronous, {"staleness": 3}),
+    (ok_topk, {"share": 0.1, "renew": 8}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _references(monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (gradient_push, stale_synchronous):
+        monkeypatch.setitem(STEPS, step.__name__, step)
+    monkeypatch.setitem(COMPRESSED, "ok_topk", ok_topk)
+
+
+@each("ranks", [1, 3])
+@each(("step", "options"), CASES)
+def test_200_steps_are_those_of_the_method_in_numpy(step, options, ranks):
+    drawn = long_run(step.__name__, options, "momentum", ranks)
+    (expected, *_), history = drawn.reference()
+    for ours, logs in run_threads(ranks, drawn.train):
+        np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
+        assert logs[-1]["loss"] == pytest.approx(history[-1]["loss"], rel=1e-12)
+
+
+def test_check_scheme_compares_each_step_with_the_reference():
+    options: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False}
+    options |= {"reference": reference("gradient_push", graph="random")}
+    check_scheme(GradientPush, ranks=[3], optimizer=lambda: SGD(0.02), **options)
+
+
+@pytest.mark.threads(3)
+def test_pushed_parameters_are_averaged_by_their_weights(comm):
+    exchange = GradientPush(comm)
+    trainer = trainer_of(exchange, SGD(0.0))
+    exchange.start(trainer.model.buckets)
+    exchange.weight = comm.rank + 0.5
+    trainer.model.buffers[0].values[:] += comm.rank
+    expected = np.average(all_values(comm, trainer), axis=0, weights=[0.5, 1.5, 2.5])
+    with averaged(exchange):
+        np.testing.assert_allclose(trainer.model.buffers[0].values, expected, rtol=1e-12)
+
+
+def test_a_rank_that_is_stale_synchronous_waits_when_it_is_staleness_steps_ahead():
+    slept = 2
+    late = late_after(StaleSynchronous, RANKS - 1, slept)
+    for step in range(ALL_STEPS - 1):  # the last one sums the losses
+        # the update of step slept + 1 is late, and used by the others `staleness` steps later
+        expected = np.full(RANKS, step > slept + StaleSynchronous.staleness.default)
+        expected[-1] = step > slept
+        np.testing.assert_array_equal(late[:, step], expected, err_msg=f"step {step}")
+
+
+@pytest.mark.threads(1, 3)
+def test_schemes_send_what_their_formulas_say(comm):
+    buckets = trainer_of(create_scheme("allreduce", comm), SGD(0.1)).model.buckets
+    b, n, p = len(buckets), sum(bucket.values.nbytes for bucket in buckets), comm.size
+    one = min(p - 1, 1)
+    for name, options, messages, sent in [
+        ("stale_synchronous", {}, 20 * (p - 1) * b, 20 * (p - 1) * n),
+        ("gradient_push", {"graph": "random"}, 20 * one * (1 + b), 20 * one * (8 + n)),
+    ]:
+        found = counted(comm, name, options, 20)
+        assert found == (messages, pytest.approx(sent, abs=messages)), name
+
+
+def test_registries_find_them_after_their_own():
+    assert not {*SCHEMES, *COMPRESSORS} & {name for found in METHODS.values() for name in found}
+    for name in METHODS["scheme"]:
+        assert type(create_scheme(name, Serial())) is METHODS["scheme"][name]
+    sums = AllReduce(Serial(), sums=create_sums("Ok-TopK", share=0.1)).sums
+    assert type(sums) is OkTopk
+    with pytest.raises(ValueError, match="unknown scheme 'gradient_pusch'; did you mean 'gradie"):
+        create_scheme("gradient_pusch", Serial())

@@ -190,11 +190,6 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(projector
             {"pipeline_schedule": "chimera", "compress": "top_k"},
             "require sums of gradients that are neither exact nor compressed",
         ),
-        (
-            {"data": 2, "pipeline": 2},
-            {"pipeline_schedule": "chimera", "scheme": "hierarchical"},
-            "require sums of gradients that are neither exact nor compressed",
-        ),
         ({"pipeline": 3}, {"pipeline_schedule": "chimera"}, "expected an even number of ranks"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,6 +253,29 @@ def test_the_report_says_what_was_chosen_and_why(cache):
     assert found[f"{where} 40"] == "winograd4, as for batch 64"
     alone = found["conv.forward 1x1 16->16 on 8x8 float32, batch 64"]
     assert alone == "direct, without an alternative"
+
+
+def test_every_candidate_computes_when_it_is_measured(monkeypatch, rng):
+    conv, shape = create_backend("cpu", threads=1, tuning="measure").conv, geometry()
+    x, dy, y, dx = rng.normal(size=(4, 2, 8, 8, 16)).astype("float32")
+    w, dw = rng.normal(size=(2, 16, 3, 3, 16)).astype("float32")
+    picked = []
+
+    def pick(operation: str, *key: Any) -> str:
+        *_, known, run = key
+        out = {"forward": y, "backward_data": dx, "backward_filter": dw}[operation]
+        for name in known:
+            out[:] = np.nan
+            run(name)
+            picked.append((operation, name, bool(np.isfinite(out).all())))
+        return known[0]
+
+    monkeypatch.setattr(conv.autotuner, "pick", pick)
+    conv.forward(x, w, None, shape, out=y)
+    conv.backward_data(dy, w, shape, out=dx)
+    conv.backward_filter(x, dy, shape, out=dw)
+    assert len(picked) > 6
+    assert all(computed for _, _, computed in picked)
 
 
 def test_measuring_leaves_no_trace_in_what_a_convolution_computes(cache, cpu_backend, rng):

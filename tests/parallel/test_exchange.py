@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.exchange import AllReduce, abandon
 from pydtnn.utils.option import option
 from pydtnn.utils.request import Request
 from tests.each import each
@@ -84,3 +87,12 @@ def test_a_state_is_that_after_all_pending_messages():
     exchange.add_request(exchange.buckets[0], request)
     exchange.state()
     assert request.done
+
+
+def test_what_is_not_finite_after_an_abandoned_step_is_zero():
+    average, residual = np.array([1, np.nan, np.inf]), np.array([-np.inf, 2.0])
+    sums = SimpleNamespace(arrays=lambda: [("residual", residual)])
+    waits, arrays = Mock(), {"average": [average]}
+    abandon(Mock(in_flight=waits, _all_sums=[sums], arrays=lambda: arrays))
+    waits.wait.assert_called_once()
+    assert (average.tolist(), residual.tolist()) == ([1, 0, 0], [0, 2])

@@ -269,8 +269,10 @@ def test_the_stacks_of_ranks_on_other_hosts_are_in_the_table_on_request(host, mo
     others = {number: host.connect(number) for number in (2, 3)}
     for number, other in others.items():  # the answers to the first request
         rows = [astuple(RankRow(number, "b"))]
+        other.sendall(line("table", number, 0))  # asks for what it is about to be part of
         other.sendall(line("rows", 1, rows, f"stack of rank {number}:\n"))
     host.monitor.heard(0, "table")
+    assert len(host.printed) == 1
     stacks = "stack of rank 0:\n  MainThread: here\nno stack of rank 1\n"
     assert host.printed[0].endswith(f"{stacks}stack of rank 2:\nstack of rank 3:\n")
     for other in others.values():

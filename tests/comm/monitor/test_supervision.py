@@ -72,7 +72,7 @@ LOSS = (
 )
 
 
-def test_the_loss_of_the_monitor_is_reported_once_and_the_run_goes_on(rank, capfd):
+def test_the_loss_of_the_monitor_is_reported_once_and_the_run_goes_on(rank, capfd, tmp_path):
     rank.supervision.last_step.start()
     rank.monitor.close()
     told: list[str] = []
@@ -80,8 +80,10 @@ def test_the_loss_of_the_monitor_is_reported_once_and_the_run_goes_on(rank, capf
     assert "".join(told) == LOSS.format("has ended")
     assert rank.ends == []
     assert not rank.supervision.last_step.request(signal.SIGTERM)  # nothing would answer
+    rank.supervision.folder = str(tmp_path / "flight")
     rank.supervision.request_table()
     assert capfd.readouterr().err.startswith("stack of rank 0:\n  MainThread: ")
+    assert [*(tmp_path / "flight").iterdir()]
 
 
 def test_the_stack_of_a_main_thread_that_waits_for_another_thread_is_shown():

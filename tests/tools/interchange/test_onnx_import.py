@@ -100,7 +100,8 @@ NUMBERS: dict[str, Any] = {
     **{"none": floats(0), "scales": np.float32([1, 1, 2, 3]), "ten": np.array([10])},
     **{"hundred": np.array([100])},
     **{"slope": np.float32([0.25]), "conv": floats(5, 4, 3, 3), "pads": np.array([1, 0, 0, 2])},
-    **{"pads_at": np.array([-1, 2]), "m66": floats(6, 6), "sizes": np.array([1, 4, 14, 6])},
+    **{"behind": np.array([0, 0, 0, 0, 0, 1, 1, 1]), "pads_at": np.array([-1, 2])},
+    **{"m66": floats(6, 6), "sizes": np.array([1, 4, 14, 6])},
     **{"to1": np.array([1, 4, 7, 6]), "i012": np.array([1, 2, 3], np.int32)},
 }
 WORKS: dict[str, Any] = {
@@ -160,6 +161,7 @@ WORKS: dict[str, Any] = {
     "divided channels": (chain("Div v4"), ("n", 5, 4)),
     "terms of positions": (chain("Add c56"), SEQUENCE),
     "pads of some axes": chain("Pad pads - pads_at"),
+    "pads behind each axis": chain("Pad behind"),
     "outer flatten": (chain(("Flatten", {"axis": 3}), "Reshape to1"), (1, 4, 7, 6)),
 }
 

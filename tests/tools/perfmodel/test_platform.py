@@ -95,13 +95,6 @@ def test_the_time_of_a_checkpoint_is_that_of_its_bytes():
     assert replace(storage, write=None).checkpoint(1e9) == 0
 
 
-def test_ranks_that_share_cores_are_slower():
-    found = Platform.load("laptop")
-    cluster = replace(found.cluster, cores_per_host=8, ranks_per_host=6)
-    shared = replace(found, cluster=cluster, compute=replace(found.compute, threads=4))
-    assert [shared.slowdown(ranks) for ranks in (1, 2, 3, 6, 12)] == [1, 1, 2, 3, 3]
-
-
 def test_the_link_between_hosts_depends_on_the_number_of_ranks():
     abci = Platform.load("abci")
     assert abci.hosts(6) == (0, 0, 0, 0, 1, 1)

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from pydtnn.tools.perfmodel.compression import Compression, find_compression
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
-from pydtnn.tools.perfmodel.outline import Start
+from pydtnn.tools.perfmodel.outline import Affine, Start
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
 from pydtnn.tools.perfmodel.projection import Projector
@@ -36,6 +37,25 @@ def test_one_rank_does_not_communicate_and_several_are_cut_as_their_axes_say(pro
         own = cut.step
         assert own.forward + own.backward == pytest.approx(sum(x.compute for x in own.layers))
         assert own.layers_exposed == pytest.approx(sum(x.exchange for x in own.layers))
+
+
+def test_low_rank_products_are_summed_and_take_the_time_of_their_accesses():
+    found = find_compression("power_sgd", {"rank": 3}, bandwidth=4e9)
+    assert found == Compression(adds=True, compress=10e-9, rank=3)
+
+
+def test_a_rank_sends_to_both_neighbours_at_the_same_time(projector):
+    costs = MessageCosts(projector.platform, replace(projector.work, axes={"spatial": 4}))
+
+    def rounds(messages: int, nbytes: float, largest: float = 0.0) -> object:
+        lengths = Affine(nbytes, 0.0), Affine(largest, 0.0)
+        return costs.layer(Start(0, "pool", "neighbours", "spatial", *lengths, messages), 1)
+
+    def expected(to_each: float, parts: float) -> object:
+        return costs._rounds("neighbours", "spatial", to_each, parts)
+
+    assert [rounds(1, 8e3), rounds(2, 16e3)] == [expected(8e3, 0.5), expected(8e3, 1)]
+    assert [rounds(4, 16e3), rounds(2, 16e3, 12e3)] == [expected(8e3, 2), expected(12e3, 1)]
 
 
 def test_recomputation_adds_forward_passes_and_saves_memory(projector):

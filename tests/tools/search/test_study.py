@@ -78,7 +78,9 @@ def test_workers_never_have_the_same_trial(tmp_path):
     one, two = shared(tmp_path), shared(tmp_path)
     found = [own.take(GROUP) for _ in range(3) for own in (one, two)]
     assert sorted(taken.number for taken in found if taken) == [*range(6)]
+    opened = len(os.listdir("/proc/self/fd"))
     assert one.take(GROUP) is None
+    assert len(os.listdir("/proc/self/fd")) == opened
     two.close()
     assert begun(one).number == 1
 

@@ -8,6 +8,7 @@ from pydtnn.comm import Communicator
 from pydtnn.layers import ReLU
 from pydtnn.layers.base import Layer
 from pydtnn.tools.perfmodel.compute.base import Label
+from pydtnn.tools.perfmodel.prediction import StepTime
 from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Activity, Kind
@@ -55,3 +56,19 @@ def test_segments_advance_the_clock_by_their_costs(constant, asked):
     assert len(costs.asked) == asked
     conv = Label("forward", "conv", 1), 2
     assert [(label, batch) for label, layer, batch in costs.asked if layer][-2] == conv
+
+
+class Phases(UniformCosts):
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        return {"update": 8.0, "loss": 2.0}.get(label.name, 0.0) if label.index == 0 else 0.0
+
+
+def test_the_time_of_a_step_has_that_of_the_update_beside_other_phases():
+    def step(comm: Communicator) -> StepTime:
+        for name in ("update", "loss", "update"):
+            with Activity(clock.virtual(), Kind.PHASE, name):
+                pass
+        return clock.virtual().take(4)
+
+    (found,) = run_virtual(step, network=cluster("a"), costs=Phases()).results
+    assert found == StepTime((), other=0.5, update=4.0, gradients_exposed=0.0)

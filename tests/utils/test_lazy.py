@@ -15,7 +15,7 @@ ROOT = Path(pydtnn.__file__).parent
 PACKAGES = sorted(
     ".".join(file.relative_to(ROOT.parent).parent.parts)
     for file in ROOT.rglob("__init__.py")
-    if "lazy(__name__)" in file.read_text()
+    if " = lazy(__name__" in file.read_text()
 )
 
 
@@ -25,7 +25,18 @@ def test_every_name_of_a_package_is_imported_from_its_module(package):
     assert homes(package)
     for name, home in homes(package).items():
         assert getattr(module, name) is getattr(import_module(home), name)
-    assert all(hasattr(module, name) for name in module.__all__)
+    tools = getattr(module, "FROM_TOOLS", {})
+    names = getattr(module, "__all__", [])  # a tool without names of its own has none
+    assert all(hasattr(module, name) for name in names if name not in tools)
+
+
+@pytest.mark.tools
+@each("package", ["pydtnn.callbacks", "pydtnn.data"])
+def test_names_of_tools_are_members_of_the_package(package):
+    module = import_module(package)
+    for name in module.FROM_TOOLS:
+        assert name in module.__all__
+        assert getattr(module, name).__module__.startswith("pydtnn.tools.")
 
 
 def test_a_module_is_imported_when_one_of_its_names_is_used():

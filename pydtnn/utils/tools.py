@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 GROUP = "pydtnn.tools"
@@ -29,7 +30,10 @@ def find_tool(name: str, purpose: str = "") -> Any:
         with suppress(ModuleNotFoundError):
             return entry.load()
     if purpose:
-        raise ValueError(f"{purpose} requires the tools of pydtnn, which are not installed")
+        missing = "which are not installed"
+        if find_spec("pydtnn.tools") is not None:
+            missing = f"among which the installation knows no {name!r}; install pydtnn again"
+        raise ValueError(f"{purpose} requires the tools of pydtnn, {missing}")
     return None
 
 

@@ -287,7 +287,10 @@ class Runner:
             known = failed or tests
             if self.passing >= {*known} or run_tests(self.clean, CIRCLES[circle], known, limit)[0]:
                 self.passing |= {*known}
-                return failed or ["crashed or hung"]
+                if not (failed and run_tests(copy, CIRCLES[circle], failed, limit)[0]):
+                    return failed or ["crashed or hung"]
+                tests = [test for test in tests if test not in failed]  # which failed by chance
+                continue
             if not failed:
                 raise RuntimeError(f"expected tests that run without mutants, got {tests}")
             self.failing += failed

@@ -35,6 +35,8 @@ def test_the_report_names_every_part():
     assert done.returncode == 0, done.stderr
     for name in ["pydtnn", "Python", "numpy", "CPU", "instruction", "tuning", "BLAS", "MPI", "GPU"]:
         assert f"\n{name}" in f"\n{done.stdout}"
+    found = installation.collect() | {"packages": {"a": "1", "b": None}, "mpi": "", "gpu": {}}
+    assert info._lines(found)[2:4] == [("a", "1"), ("b", "not installed")]
 
 
 @each("missing", ["mpi4py", "cupy"])

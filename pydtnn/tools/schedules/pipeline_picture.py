@@ -166,7 +166,11 @@ def _box(axes: Any, event: TimedAction, place: int) -> None:
 
 
 def _paler(color: str, place: int) -> str:
-    """Return a color mixed with `place` parts of white."""
+    """Return a color mixed with `place` parts of white.
+
+    >>> _paler("#102030", 1)
+    '#878f97'
+    """
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{(own + 255 * place) // (1 + place):02x}" for own in parts)
 

@@ -289,6 +289,16 @@ def test_the_stacks_of_ranks_on_other_hosts_are_in_the_table_on_request(host, mo
     assert [row[0] for row in rows] == [0, 1]
 
 
+def test_ranks_that_survive_are_recorded_when_others_have_had_time_to_fail(host, monkeypatch):
+    recorded: list[str] = []
+    monkeypatch.setattr(host.monitor, "_record", lambda why, rows: recorded.append(why))
+    host.monitor._later = 5.0, [], "rank 3 has failed"
+    for now, reasons in ((4.0, []), (6.0, ["rank 3 has failed"]), (7.0, ["rank 3 has failed"])):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        host.monitor.look()
+        assert recorded == reasons
+
+
 def test_ranks_that_remain_after_an_error_have_a_deadline(host, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -21,6 +21,7 @@ from pydtnn.saving import load
 from pydtnn.saving.weights import encode
 from pydtnn.tools.interchange import load_keras_weights
 from pydtnn.tools.interchange.__main__ import main
+from pydtnn.tools.interchange.hdf5 import Hdf5
 from tests.each import each
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed; pip install h5py")
@@ -250,6 +251,15 @@ def test_weights_of_keras_are_read(group, split, tmp_path):
             file.attrs["layer_names0"], file.attrs["layer_names1"] = names[:3], names[3:]
     assert load_keras_weights(ours, path).by == "order"
     assert encode(ours.state()) == encode(other.state())
+
+
+def test_a_group_has_hundreds_of_names(tmp_path):
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        for number in range(400):
+            file[f"a{number}"] = np.float32([number])
+    root = Hdf5((tmp_path / "net.h5").read_bytes()).root
+    assert {*root.names()} == {f"a{number}" for number in range(400)}
+    assert [root.find(f"a{number}").reader()() for number in (0, 399)] == [[0], [399]]
 
 
 def test_layers_are_matched_by_name_and_a_network_in_another_has_names_of_its_own(tmp_path):

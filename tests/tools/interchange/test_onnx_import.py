@@ -399,6 +399,10 @@ REFUSED: dict[str, Any] = {
         IMAGE,
     ),
     "gather: expected one index, or a range": (chain(("Gather i021", {"axis": 1})), FEATURES),
+    "gather: expected integers, got indices of shape (1, 2), int64": (
+        chain(("Gather rows", {"axis": 1})),
+        FEATURES,
+    ),
     "lrn: size must be odd, got 4": chain(("LRN", {"size": 4})),
     "reshape: input 1 must be a list of integers, got int64": (chain("Reshape rows"), FEATURES),
 }
@@ -618,6 +622,18 @@ def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path):
     path = write(tmp_path / "net.onnx", nodes, ("n", 5), used(nodes), kind="INT64")
     x = np.arange(5, dtype="float32")[np.newaxis]
     assert_close(import_onnx(path).predict(x), compute(path, x))
+
+
+def test_a_matrix_of_tokens_and_of_their_logits_is_one(tmp_path):
+    nodes = [
+        node("Gather", ["m66", "x"], ["h"]),
+        node("Transpose", ["m66"], ["m"], perm=[1, 0]),
+        node("MatMul", ["h", "m"], ["y"]),
+    ]
+    path = write(tmp_path / "net.onnx", nodes, ("n", 5), used(nodes), kind="INT64")
+    model, x = import_onnx(path), np.arange(5, dtype="float32")[np.newaxis]
+    assert [p.shape for p in model.parameters.values()] == [(6, 6)]
+    assert_close(model.predict(x), compute(path, x))
 
 
 def test_layers_have_the_names_of_nodes_and_a_constant_may_be_one(tmp_path):

@@ -111,6 +111,7 @@ def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(tmp_path
         assert content["global_batch_size"] == 18
         [failure] = content["failures"]
         assert (failure["ranks"], failure["remaining"]) == ([*failures], 2)
+        assert failure["lost_steps"] == 0
         assert all(failure[name] >= 0 for name in ("agreement", "rebuilding", "next_step"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,9 +37,11 @@ def ticks() -> Iterator[None]:
 
 @each("seconds", [0.5, 1.0, 7.0, 100.0])
 def test_equal_steps_are_due_at_the_interval(seconds):
-    found = due_after(Timer(seconds, HOUR), Serial(), [1.0] * 500)
+    comm = Mock(wraps=Serial())
+    found = due_after(Timer(seconds, HOUR), comm, [1.0] * 500)
     step = max(1, round(seconds))
     assert found == [*range(step, 501, step)]
+    assert comm.gather_object.call_count <= (len(found) + 1) * (1 + 2 * math.log2(step))
 
 
 def test_steps_that_become_slower_delay_a_checkpoint_by_little():

@@ -47,6 +47,11 @@ if FOLDER:
     builtins._hit = _hit  # type: ignore[attr-defined]
 
 
+def ranks_of(item: Any) -> str:
+    """Return the ranks on which a test runs, such as mpi2."""
+    return str(item.callspec.params.get("comm")) if hasattr(item, "callspec") else ""
+
+
 def pytest_runtest_logstart() -> None:
     seen.clear()
 
@@ -60,8 +65,7 @@ def pytest_runtestloop(session: Any) -> bool | None:
     outside = False
     units: dict[Any, list[Any]] = {}
     for item in session.items:
-        given = item.callspec.params if hasattr(item, "callspec") else {}
-        units.setdefault((item.path, str(given.get("comm"))), []).append(item)
+        units.setdefault((item.path, ranks_of(item)), []).append(item)
     running: set[int] = set()
     for unit in units.values():
         if len(running) == int(os.environ["PYDTNN_TEST_JOBS"]):
@@ -90,4 +94,6 @@ def pytest_collection_finish(session: Any) -> None:
         with open(path) as file:
             order = {test: place for place, test in enumerate(file.read().splitlines())}
         chosen = [item for item in session.items if item.nodeid in order]
-        session.items[:] = sorted(chosen, key=lambda item: order[item.nodeid])
+        session.items[:] = sorted(  # those that a world of MPI runs are the last ones
+            chosen, key=lambda item: (ranks_of(item).startswith("mpi"), order[item.nodeid])
+        )

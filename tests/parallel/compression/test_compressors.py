@@ -174,7 +174,6 @@ def test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it(rng):
         ("sign", {"block": -1}, "sign: block must be at least 1, got -1"),
         ("float16", {"scale": 0}, "float16: scale must be at least 1e-30"),
         ("float", {}, "unknown compressor 'float'; removed: use 'bfloat16' or 'int8'"),
-        ("ok_topk", {}, "unknown compressor 'ok_topk'; removed: use 'top_k'"),
         ("power_sgd", {"rank": 0}, "power_sgd: rank must be at least 1, got 0"),
         ("topk2", {}, "unknown compressor 'topk2'; did you mean"),
     ],

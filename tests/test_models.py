@@ -224,6 +224,7 @@ def test_the_page_names_every_network():
     assert set(MODELS) <= names | {f"{name}_bn" for name in ("vgg11", "vgg13", "vgg19")}
 
 
+@pytest.mark.tools
 def test_the_documented_networks_of_sequences_are_built():
     text, code, recurrent = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}

@@ -39,15 +39,11 @@ __all__ = [
     "ExponentialMovingAverage",
     "FunctionCallback",
     "HistoryWriter",
-    "MLflow",
-    "MeasurementWriter",
     "Monitor",
     "ProgressBar",
     "ReduceOnPlateau",
     "SlowRanks",
     "StopAtMetric",
-    "TensorBoard",
-    "WandB",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 FROM_TOOLS = dict.fromkeys(("load_shards", "pack_shards", "verify_shards"), "shards")
 
-__all__ = sorted((*homes(__name__), *FROM_TOOLS))
+__all__ = sorted(homes(__name__))
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = lazy(__name__, FROM_TOOLS)

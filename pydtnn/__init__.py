@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pydtnn.model import Model
     from pydtnn.parallel import Mesh
     from pydtnn.saving import load, weights
+    from pydtnn.tools.interchange import from_torch
     from pydtnn.tools.runs import load_run
     from pydtnn.training import Trainer
 
@@ -53,6 +54,7 @@ __all__ = [
     "create_backend",
     "create_communicator",
     "data",
+    "from_torch",
     "initializers",
     "kernels",
     "layers",
@@ -80,6 +82,7 @@ _HOMES = {
     "Trainer": "pydtnn.training",
     "create_backend": "pydtnn.kernels",
     "create_communicator": "pydtnn.comm",
+    "from_torch": "pydtnn.tools.interchange",
     "initializers": "pydtnn.layers",
     "load": "pydtnn.saving",
     "load_dataset": "pydtnn.data",

@@ -1,4 +1,4 @@
-"""Weights and networks of other programs: state dicts of PyTorch, ONNX, Keras.
+"""Weights and networks of other programs: modules and state dicts of PyTorch, ONNX, Keras.
 
 >>> from pydtnn import Model
 >>> from pydtnn.layers import Linear
@@ -11,15 +11,18 @@ from pydtnn.tools.interchange.keras import load_keras_weights
 from pydtnn.tools.interchange.matching import Misfit, StateDictReport
 from pydtnn.tools.interchange.onnx import export_onnx, import_onnx
 from pydtnn.tools.interchange.state_dicts import load_state_dict, save_state_dict, state_dict
+from pydtnn.tools.interchange.torch_modules import from_torch, to_torch
 
 __all__ = [
     "Misfit",
     "StateDictReport",
     "export_onnx",
+    "from_torch",
     "import_onnx",
     "is_state_dict",
     "load_keras_weights",
     "load_state_dict",
     "save_state_dict",
     "state_dict",
+    "to_torch",
 ]

@@ -99,7 +99,7 @@ def import_onnx(
         message = read_message(WHO, path)
         data = message.SerializeToString() if verify else b""
         graph = with_activations(joined(parse(WHO, message)))
-        _check_operators(graph)
+        check_operators(graph)
         net = NodeNetwork(graph)
         shapes = [entry.shape for entry in graph.inputs.values()]
         model = Model(net, shapes, backend=backend, dtype=dtype)
@@ -205,14 +205,15 @@ def _value(made: Mapping[str, Any], name: str, where: str) -> Any:
     return made[name]
 
 
-def _check_operators(graph: NodeGraph) -> None:
+def check_operators(graph: NodeGraph) -> None:
     """Raise ValueError if an operator cannot be imported, before any node is read."""
     known = {*READERS, *FOLDS, *PARTS_OF_ATTENTION}
+    expected = ", ".join(name for name in sorted(READERS) if name[0].isupper())
     for node in graph.nodes:
         if node.operator not in known:
             raise ValueError(
                 f"node {node.name} has the operator {node.operator}, which cannot be imported; "
-                f"expected one of {', '.join(sorted(READERS))}"
+                f"expected one of {expected}"
             )
 
 
@@ -289,8 +290,8 @@ def _verify(model: Model, graph: NodeGraph, data: bytes) -> None:
             kind = {"float": "float32", "double": "float64"}.get(kind, kind)
             x = rng.integers(tokens, size=shape) if entry.integer else rng.standard_normal(shape)
             theirs[value.name] = x.astype(kind)
-            samples.append(_channels_last(x.astype("float32")))
-        expected = [_channels_last(y) for y in session.run(None, theirs)]
+            samples.append(channels_last(x.astype("float32")))
+        expected = [channels_last(y) for y in session.run(None, theirs)]
     except Exception as error:  # of any type: those of onnxruntime have no common one
         reason = " ".join(str(error).split())[:160]
         raise ValueError(
@@ -319,7 +320,7 @@ def _compare(name: str, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
     )
 
 
-def _channels_last(x: np.ndarray) -> np.ndarray:
+def channels_last(x: np.ndarray) -> np.ndarray:
     """Return an image (N, C, ...) as (N, ..., C), a number as (N, 1), and others as they are."""
     x = x if x.ndim > 1 else x.reshape(-1, 1)
     return np.moveaxis(x, 1, -1) if x.ndim > 3 else x

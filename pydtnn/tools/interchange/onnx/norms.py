@@ -110,6 +110,15 @@ def _group_norm(at: Reading) -> Value:
     return at.along(layer, x, node, atoms, gamma=gamma, beta=beta)
 
 
+def _rms_norm(at: Reading) -> Value:
+    x = at.value()
+    last, gamma = x.axes[x.sample_axis(-1)], at.required(1)
+    node, atoms, order = at.net.last(x, last)
+    _check_vectors(at, size_of(last), gamma)
+    layer = layers.RMSNorm(epsilon=at.get("epsilon", 1e-5))
+    return at.along(layer, x, node, atoms, gamma=ordered(gamma, order))
+
+
 def _local_response(at: Reading) -> Value:
     size = at.get("size", 0)
     if size % 2 == 0:
@@ -143,5 +152,6 @@ NORMS: Mapping[str, Read] = {
     "LayerNormalization": _layer_norm,
     "LogSoftmax": _softmax,
     "Softmax": _softmax,
+    "rms_norm": _rms_norm,
 }
 """Norms and softmax."""

@@ -91,6 +91,16 @@ def _matmul(at: Reading) -> Value | Scores:
     return y
 
 
+def _linear(at: Reading) -> Value:
+    """Read the product of the last axis with a matrix (O, I), which may be that of tokens."""
+    tied = at.net.tied.get(at.node.inputs[1])
+    if tied is None:
+        return linear(at, at.value(), at.required(1), at.constant(2), at.node.name)
+    if at.constant(2) is not None:
+        raise at.fail("logits of the matrix of tokens must have no bias")
+    return _logits(at, at.value(), tied)
+
+
 def _logits(at: Reading, x: Value, embedding: layers.Embedding) -> Value:
     """Read a product with the matrix of tokens."""
     x = at.net.plain(x)
@@ -113,6 +123,8 @@ class Scores:
     causal : bool
     weights : bool
         Whether Softmax has been computed.
+    dropout : float
+        Rate of weights that are dropped in training.
     """
 
     q: Value
@@ -120,6 +132,7 @@ class Scores:
     factor: float
     causal: bool = False
     weights: bool = False
+    dropout: float = 0.0
 
 
 def _scores(at: Reading, q: Value, k: Value) -> Scores:
@@ -150,6 +163,8 @@ def read_scores(at: Reading) -> Scores | Value:
     others = [x for i, x in enumerate(at.inputs) if i not in places]
     constant = others[0] if others and isinstance(others[0], np.ndarray) else None
     if scores.weights:
+        if operator == "Dropout" and constant is not None:
+            return replace(scores, dropout=decimal(float(constant.reshape(()))))
         fits = operator == "MatMul" and places == [0] and isinstance(others[0], Value)
         return _attention(at, scores, at.value(1)) if fits else _no_part(at)
     if operator == "Softmax":
@@ -191,6 +206,8 @@ def _causal(at: Reading, scores: Scores, mask: np.ndarray) -> bool:
     later = np.triu(np.ones((length, length), bool), 1)
     if mask.dtype.kind == "f" and not mask.any():
         return False
+    if mask.ndim > 2 and (mask == mask.reshape(-1, *mask.shape[-2:])[0]).all():
+        mask = mask.reshape(-1, *mask.shape[-2:])[0]
     if mask.shape[-2:] != later.shape or mask.size != later.size:
         raise at.fail(
             f"a mask must be that of {length} positions for all samples and heads, got {mask.shape}"
@@ -223,7 +240,9 @@ def _attention(at: Reading, scores: Scores, v: Value) -> Value:
         shape = (length, features)
         nodes = [at.net.arrange(x, order, shape) for x, order in zip(parts, orders, strict=True)]
         node = at.net.add(f"{at.node.name}.joined", layers.Concat(), *nodes)
-    layer = layers.DotProductAttention(features // size, causal=scores.causal)
+    layer = layers.DotProductAttention(
+        features // size, causal=scores.causal, dropout=scores.dropout
+    )
     made = at.net.add(at.node.name, layer, node)
     atoms = tuple(Atom(atom.size) for atom in orders[0])
     place = dict(zip(orders[0], atoms, strict=True))
@@ -377,6 +396,7 @@ READERS: Mapping[str, Read] = {
     "Gather": _gather,
     "LSTM": _recurrent,
     "MatMul": _matmul,
+    "linear": _linear,
 }
 """Functions that read an operator; others cannot be imported."""
 

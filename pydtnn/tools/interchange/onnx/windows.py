@@ -286,5 +286,8 @@ WINDOWS: Mapping[str, Read] = {
     "ReduceMax": _maxima,
     "ReduceMean": _means,
     "Resize": _resize,
+    "adaptive_avg_pool2d": lambda at: at.image(
+        layers.AdaptiveAvgPool2d(tuple(at.get("output_size", ()))), at.value()
+    ),
 }
 """Convolutions, pools and changes of the size of images."""

@@ -20,10 +20,14 @@ from pydtnn.layers import StepContext
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
-from pydtnn.saving.weights import check_numbers
 from pydtnn.tools.interchange.onnx.functions import with_activations
 from pydtnn.tools.interchange.onnx.graph import NodeGraph, OnnxInput, contributing_nodes
-from pydtnn.tools.interchange.onnx.importing import NodeNetwork, channels_last, check_operators
+from pydtnn.tools.interchange.onnx.importing import (
+    NodeNetwork,
+    channels_last,
+    check_operators,
+    create_model,
+)
 from pydtnn.tools.interchange.onnx.rewriting import joined
 from pydtnn.tools.interchange.torch_operators import AtenDraft, run_in_double
 from pydtnn.utils.imports import import_optional
@@ -252,15 +256,9 @@ class Traced:
                 ]
                 constants = {**graph.constants, NO_RATE: np.zeros(())}
                 graph = replace(graph, nodes=nodes, constants=constants)
-            net = NodeNetwork(graph)
-            shapes = [entry.shape for entry in graph.inputs.values()]
-            model = Model(net, shapes, backend=backend, dtype=dtype)
-            check_numbers(net.arrays, model.dtype)
-            if net.arrays:
-                model.load(net.arrays)
+            return create_model(graph, backend, dtype)
         except ValueError as error:
             raise ValueError(f"{self.who}: {error}") from error
-        return model
 
     def freeze(self, model: Model, origins: Mapping[str, Origin]) -> None:
         """Freeze what the module does not train."""

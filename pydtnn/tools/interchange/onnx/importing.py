@@ -100,16 +100,22 @@ def import_onnx(
         data = message.SerializeToString() if verify else b""
         graph = with_activations(joined(parse(WHO, message)))
         check_operators(graph)
-        net = NodeNetwork(graph)
-        shapes = [entry.shape for entry in graph.inputs.values()]
-        model = Model(net, shapes, backend=backend, dtype=dtype)
-        check_numbers(net.arrays, model.dtype)
-        if net.arrays:
-            model.load(net.arrays)
+        model = create_model(graph, backend, dtype)
         if verify:
             _verify(model, graph, data)
     except ValueError as error:
         raise ValueError(f"{WHO}: {path}: {error}") from error
+    return model
+
+
+def create_model(graph: NodeGraph, backend: Backend | str, dtype: str) -> Model:
+    """Return the model of a graph; ValueError if its numbers do not fit the type."""
+    net = NodeNetwork(graph)
+    shapes = [entry.shape for entry in graph.inputs.values()]
+    model = Model(net, shapes, backend=backend, dtype=dtype)
+    check_numbers(net.arrays, model.dtype)
+    if net.arrays:
+        model.load(net.arrays)
     return model
 
 

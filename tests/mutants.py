@@ -167,7 +167,7 @@ def errors(node: ast.AST, scope: str) -> Iterator[tuple[str, list[Edit]]]:
         case ast.Constant(value=bool(value)):
             yield "constant", [(node, str(not value))]
         case ast.Constant(value=int(value) | float(value)):
-            yield "constant", [(node, str(value + 1))]
+            yield "constant", [(node, str(value + 1 if abs(value) < 1000 else 2 * value))]
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             yield from negated(test)
         case ast.comprehension(ifs=tests):

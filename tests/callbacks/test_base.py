@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pydtnn.callbacks import (
     EMA,
+    Callback,
     Checkpointer,
     EarlyStopping,
     FunctionCallback,
@@ -73,6 +75,14 @@ def test_other_functions_are_refused(given, sentence):
         small_trainer(None, given)
     with pytest.raises(TypeError, match="on_step_end must be a function of the trainer, got 'x'"):
         FunctionCallback(on_step_end="x")  # type: ignore[arg-type]
+
+
+def test_a_method_of_a_callback_may_be_any_callable():
+    class Own(Callback):
+        on_epoch_end = partial(lambda seen, trainer: seen.append(trainer.epoch), [])
+
+    small_fit(small_trainer(None, Own()), 2)
+    assert Own.on_epoch_end.args == ([1, 2],)
 
 
 def test_functions_of_every_event_are_called_in_order_and_may_end_training():

@@ -103,3 +103,14 @@ def test_several_operations_are_in_flight_and_counted_by_layer():
         assert (mesh.traffic["conv"].messages, mesh.traffic["conv"].bytes) == (2, 24 + 8)
 
     run_threads(2, rank)
+
+
+@pytest.mark.threads(4)
+def test_groups_are_freed_with_the_block_of_a_mesh_unless_an_error_ends_it(comm):
+    with Mesh(comm, data=2, filter=2) as mesh:
+        group = mesh.group("filter")
+    assert group.freed
+    mesh = Mesh(comm, data=2, filter=2)
+    mesh.__exit__(KeyError, KeyError(), None)
+    assert not mesh.group("filter").freed
+    mesh.free()

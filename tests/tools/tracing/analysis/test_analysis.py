@@ -230,6 +230,9 @@ def test_two_runs_are_compared_by_their_greatest_change(run):
     assert changes[0].difference == pytest.approx(4e-3, abs=0.2e-3)
     assert all(change.significant for change in changes[:2])
     assert not any(change.significant for change in compare(before, before))
+    without = run(lambda *where: -MS // 2 if where[-1] == "update" else 0, "without", steps=10)
+    (gone,) = (one for one in compare(before, without) if one.name == "update")
+    assert (gone.before, gone.after) == (pytest.approx(1e-3, rel=0.1), 0)
 
 
 def test_no_difference_of_a_few_steps_is_above_the_noise(run):

@@ -51,7 +51,7 @@ ALIVE = "SURVIVED"
 STOPPED = Event()
 """Ends running tests, as when the user interrupts the program."""
 
-HANG_S, SLOWER = 120, 20
+HANG_S, SLOWER = 60, 10
 """A test that lasts so long, and so many times longer than without a mutant, hangs: a kill."""
 
 AT_ONCE = 40

@@ -24,10 +24,11 @@ from pydtnn.layers import (
 )
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.tools.perfmodel.messages import MessageCosts
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.search import SCHEDULES, compare, search
-from pydtnn.tools.perfmodel.search.layouts import AXIS
+from pydtnn.tools.perfmodel.search.layouts import AXIS, LayerOptions, Spread
 from pydtnn.tools.perfmodel.search.plans import meshes, plans_for, uniform
 from pydtnn.training.workload import SHARDED, Workload
 from tests.each import each
@@ -142,6 +143,16 @@ def test_parameters_are_divided_where_recomputation_is_not_enough():
     assert {one.work.scheme for one in found.tried} == {"allreduce", *SHARDED}
     assert found.best.work == work
     assert least < 0.9 * whole[0].memory.total
+
+
+def test_a_rank_computes_its_samples():
+    own = projector(small(), (16, 16, 3), 32)
+    work = replace(own.work, axes={"data": 1, AXIS: 4})
+    options = LayerOptions(own, MessageCosts(own.platform, work))
+    options.exposed = 0.0
+    found = {one.name: one.seconds for one in options(1, ((Spread.WHOLE, frozenset()),))}
+    calls = 2 * PerFlop().call
+    assert found["data"] - calls == pytest.approx((found[""] - calls) / 4)
 
 
 def test_networks_that_use_a_layer_twice_have_uniform_plans_only():

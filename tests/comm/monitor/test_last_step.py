@@ -58,6 +58,11 @@ def test_a_signal_that_arrives_after_the_last_step_is_the_same_one():
     assert not one.request(15)
     one.start()  # another training
     assert one.passed() is None
+    none = of_rank.LastStep(lambda signal: True)
+    none.start()
+    none.decide(Last(0, 15, 2))  # before the first one
+    none.stop()
+    assert none.request(15)
 
 
 def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once():

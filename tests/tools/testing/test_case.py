@@ -59,6 +59,20 @@ def test_a_wrong_derivative_behind_a_unit_that_is_0_for_the_seed_is_found():
         check_layer(WrongBehindReLU(), (3,), batch=1, seed=seed)
 
 
+class WrongOnce(Plain):
+    """One of a thousand gradients has the wrong sign."""
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = super().backward(dy, saved)
+        dx[:, 500] *= -1
+        return dx
+
+
+def test_a_wrong_entry_of_a_thousand_is_found_in_a_random_direction():
+    with pytest.raises(AssertionError, match="of input 0 in a random direction is wrong"):
+        check_layer(WrongOnce(), (1000,))
+
+
 class Unread(Plain):
     """Has a parameter that changes nothing."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend, report
+from pydtnn.utils.machine import MAX_THREADS, requested_threads
 from tests.each import each
 
 COLD = {f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")}
@@ -34,6 +35,13 @@ def test_threads_are_what_the_caller_or_the_environment_says(monkeypatch):
     assert create_backend("cpu").threads == 3
     assert create_backend("cpu", threads=2).threads == 2
     assert os.environ["OMP_NUM_THREADS"] == "3"
+    for text in ("1", f"{MAX_THREADS},2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert requested_threads() == int(text.split(",")[0])
+    for text in ("0", str(MAX_THREADS + 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        with pytest.raises(ValueError, match=f"expected a number from 1 to {MAX_THREADS}, got"):
+            requested_threads()
 
 
 @each("name", ["cpu", "numpy"])

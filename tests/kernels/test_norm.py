@@ -215,3 +215,18 @@ def test_a_row_that_is_not_finite_has_the_statistics_of_the_reference(
             norm.rms_backward(*given, out=dx[:, 0], dgamma=dgamma)
         results.append([np.isnan(array) for array in (y, scale, dx, dgamma)])
     np.testing.assert_equal(*results)
+
+
+def test_gradients_of_a_group_norm_may_have_strides(cpu_backend, rng):
+    x, dy = rng.normal(size=(2, 4, 3, 32)).astype("float32")
+    mean, scale, gamma = np.zeros((4, 2)), np.ones((4, 2)), np.ones(32, "float32")
+    results = []
+    for norm in (cpu_backend.norm, REFERENCE.norm):
+        for steps in ((1, 1), (2, 1), (1, 2)):
+            dgamma, dbeta = (np.zeros(32 * step, "float32")[::step] for step in steps)
+            norm.group_backward(
+                x, dy, gamma, 2, mean, scale, out=np.empty_like(x), dgamma=dgamma, dbeta=dbeta
+            )
+            results.append((dgamma, dbeta))
+    for found in results:
+        np.testing.assert_allclose(found, results[-1], rtol=1e-5, atol=1e-5)

@@ -76,7 +76,11 @@ def _of_data(data: Dataset) -> tuple[str, str, str]:
 
 
 def evenly_spaced(count: int) -> NDArray[np.int64]:
-    """Return the indices of the compared ones of `count` samples."""
+    """Return the indices of the compared ones of `count` samples.
+
+    >>> evenly_spaced(3).tolist(), evenly_spaced(100)[-2:].tolist()
+    ([0, 1, 2], [92, 99])
+    """
     return np.unique(np.linspace(0, max(count - 1, 0), COMPARED_SAMPLES).astype(np.int64))[:count]
 
 

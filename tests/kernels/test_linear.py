@@ -50,3 +50,13 @@ def test_arrays_of_the_wrong_size_are_refused(cpu_backend):
         cpu_backend.linear.forward(x, w, None, out=np.empty((3, 4)))
     with pytest.raises(ValueError, match="20 elements"):
         cpu_backend.linear.backward_filter(x, np.zeros((3, 5)), out=np.empty((4, 4)))
+
+
+def test_outputs_may_have_strides(cpu_backend, rng):
+    arrays = operands(rng, (6, 30, 5))
+    w, dy, linear = arrays["w"], arrays["dy"], cpu_backend.linear
+    y, dx = np.zeros((6, 10))[:, ::2], np.zeros((6, 60))[:, ::2]
+    linear.forward(arrays["x"], w, arrays["b"], out=y)
+    linear.backward_data(dy, w, out=dx)
+    assert_close(y, arrays["x"] @ w.T + arrays["b"], 1e-12)
+    assert_close(dx, dy @ w, 1e-12)

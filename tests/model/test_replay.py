@@ -13,7 +13,9 @@ from pydtnn.callbacks import Callback, ExponentialMovingAverage, FunctionCallbac
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.recorded import KernelRecorder
+from pydtnn.model import replay
 from pydtnn.models import cifar_densenet, create_net
+from pydtnn.parallel import Mesh
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
 
@@ -337,3 +339,10 @@ def test_an_earlier_array_is_kept_as_long_as_its_recording():
     assert not recorder.why_not
     assert memory.zeros(shape, np.dtype("float32")).ctypes.data != address
     calls.clear()
+
+
+@pytest.mark.threads(2)
+def test_a_network_on_several_ranks_is_not_repeated(comm):
+    net = nn.Sequential(nn.Linear(4))
+    model = Model(net, (3,), backend="cpu", mesh=Mesh(comm, filter=2))
+    assert replay._why_not(model) == "the network is distributed over ranks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from pydtnn.tools.report.layers import layers
 from pydtnn.tools.report.memory import memory, peaks_of
 from pydtnn.tools.report.messages import blocks, messages
 from pydtnn.tools.report.page import sections_of
-from pydtnn.tools.report.runs import RunView, read_runs
+from pydtnn.tools.report.runs import MESSAGES, RunView, read_runs
 from pydtnn.tools.report.section import COLOURS, RUN_COLOURS, Figure, Section, colour
 from pydtnn.tools.report.steps import PARTS, steps
 from pydtnn.tools.report.timeline import timeline
@@ -213,3 +214,10 @@ def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path):
         read_runs(folders, [str(tmp_path / "nothing")])
     with pytest.raises(ValueError, match="report: --trace: expected at most one trace per run"):
         read_runs(folders[:1], ["a", "b"])
+
+
+def test_runs_without_traces_of_several_ranks_say_which_they_have():
+    traced = SimpleNamespace(traced=True, untraced="")
+    untraced = SimpleNamespace(traced=None, untraced="")
+    assert MESSAGES.why_absent([untraced, traced]) == "the traces are those of one rank"
+    assert "no run has a trace" in MESSAGES.why_absent([untraced])

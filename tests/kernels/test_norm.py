@@ -230,3 +230,8 @@ def test_gradients_of_a_group_norm_may_have_strides(cpu_backend, rng):
             results.append((dgamma, dbeta))
     for found in results:
         np.testing.assert_allclose(found, results[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_float64_have_second_parts(cpu_backend):
+    lengths = [cpu_backend.norm.sums_length(8, np.dtype(name)) for name in ("float32", "float64")]
+    assert lengths == [1 + 2 * 8, 1 + 4 * 8]

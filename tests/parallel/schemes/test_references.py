@@ -17,6 +17,7 @@ from pydtnn.parallel.schemes import (
     DiLoCo,
     Gossip,
     OneBitAdam,
+    StreamingDiLoCo,
     create_scheme,
 )
 from pydtnn.tools.testing import check_scheme
@@ -213,3 +214,8 @@ def test_check_scheme_refuses_broken_variants(broken, sentence):
     method = reference("diloco", **KEPT)
     with pytest.raises(AssertionError, match=sentence):
         check_scheme(partial(broken, **KEPT), ranks=[3], reference=method, **options)
+
+
+def test_a_rank_takes_a_part_of_the_average_at_least():
+    with pytest.raises(ValueError, match="mixing must be .* and below 1, got 1"):
+        StreamingDiLoCo(Serial(), period=6, mixing=1.0)

@@ -47,6 +47,7 @@ def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape):
 def test_a_copy_that_computes_nothing_has_no_values():
     copy = _dry_copy(dry_model({}), dry_backend(BACKEND, 0))
     assert not any(p.value.any() or p.master.any() for p in copy.parameters.values())
+    assert not any(bucket.values.any() for bucket in copy.buckets)
 
 
 EXPERTS = Workload("moe_gpt_nano", (16,), 32)

@@ -26,6 +26,10 @@ def test_images_depend_on_the_index_alone(shape):
         np.testing.assert_array_equal(labels, y[indices])
 
 
+def test_images_have_the_shape_of_cifar_unless_another_one_is_given():
+    assert Synthetic(20).read(np.arange(20))[0].shape == (20, 32, 32, 3)
+
+
 def test_seed_and_split_make_other_images_of_the_same_classes():
     def images(**options: Any) -> NDArray[np.uint8]:
         return Synthetic(20, **options).read(np.arange(20))[0]

@@ -274,6 +274,7 @@ def test_what_cannot_be_checked_is_refused():
     for ranks in ([], [0], [12]):
         with pytest.raises(ValueError, match="ranks must be numbers from 1 to 11"):
             check_scheme(AllReduce, ranks=ranks)
+    assert check_scheme(AllReduce, ranks=[11]).rows[0].difference < 1e-12
     with pytest.raises(TypeError, match="must make a GradientExchange, got 3; inherit from it"):
         check_scheme(lambda comm: 3)  # type: ignore[arg-type,return-value]
 

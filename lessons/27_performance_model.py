@@ -26,6 +26,7 @@ from nets import BATCH, RATE, batch, gradients, join, parameters, part, split
 from ranks import Array, Rank, main
 
 SIZES, STEPS, REPEATS = [64, 256, 256, 4], 8, 15
+LONG = 40_000  # elements of the longer message, about as many as those of the sums
 FLOPS = 6 * sum(i * o for i, o in pairwise(SIZES))
 """Of a sample: forward and two products of backward, of a multiplication and an addition each."""
 
@@ -72,8 +73,8 @@ def message_costs(rank: Rank) -> tuple[float, float]:
 
         return seconds(once)
 
-    short, long = around(1), around(100_000)
-    return short, max(long - short, 0) / 800_000
+    short, long = around(1), around(LONG)
+    return short, max(long - short, 0) / (8 * LONG)
 
 
 def train(rank: Rank) -> Array:
@@ -100,7 +101,7 @@ def train(rank: Rank) -> Array:
 def bytes_sent(size: int) -> int:
     """Return the bytes of the sums, and of the messages that were measured."""
     sums = STEPS * 2 * (size - 1) * -(-join(parameters(SIZES)).size // size)
-    return 8 * (sums + (size > 1) * REPEATS * 100_001)
+    return 8 * (sums + (size > 1) * REPEATS * (1 + LONG))
 
 
 if __name__ == "__main__":

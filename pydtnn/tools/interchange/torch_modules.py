@@ -184,7 +184,7 @@ class Traced:
         given = example if isinstance(example, tuple) else (example,)
         fits = [isinstance(x, torch.Tensor) and 2 <= x.ndim <= 5 and len(x) for x in given]
         if not all(fits) or len({len(x) for x in given}) != 1:
-            shapes = [tuple(getattr(x, "shape", ())) for x in given]
+            shapes = [tuple(getattr(x, "shape", (type(x).__name__,))) for x in given]
             raise ValueError(
                 f"{who}: example must be a tensor, or a tuple of tensors of equally many samples, "
                 f"of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C), got {shapes!s:.100}"

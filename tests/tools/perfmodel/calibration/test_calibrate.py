@@ -47,9 +47,10 @@ def test_a_measured_platform_is_complete_and_that_of_all_ranks(measured, tmp_pat
     loaded = Platform.load(tmp_path / "x.yaml")
     assert loaded.cluster.ranks_per_host == 2
     assert loaded.cluster.hosts == 1
-    assert loaded.compute.peak["float32"] > loaded.compute.peak["float64"] > 1e9
+    assert {*loaded.compute.peak} >= {"float32", "float64"}
+    assert min(loaded.compute.peak.values()) > 0
     assert loaded.compute.host_bandwidth <= 2.01 * loaded.compute.memory_bandwidth
-    assert loaded.messages.inside.latency < 0.1
+    assert loaded.messages.inside.latency > 0
     assert loaded.storage.write > 0
     assert loaded.storage.loader > 0
 

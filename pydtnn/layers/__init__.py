@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from pydtnn.layers.activation import Softmax as Softmax
     from pydtnn.layers.activation import Softplus as Softplus
     from pydtnn.layers.activation import Tanh as Tanh
+    from pydtnn.layers.attention import CrossAttention as CrossAttention
     from pydtnn.layers.attention import DotProductAttention as DotProductAttention
     from pydtnn.layers.attention import MultiHeadAttention as MultiHeadAttention
+    from pydtnn.layers.attention import MultiHeadCrossAttention as MultiHeadCrossAttention
     from pydtnn.layers.base import Cost as Cost
     from pydtnn.layers.base import Layer as Layer
     from pydtnn.layers.base import StepContext as StepContext
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from pydtnn.layers.pool import AvgPool2d as AvgPool2d
     from pydtnn.layers.pool import GlobalAvgPool2d as GlobalAvgPool2d
     from pydtnn.layers.pool import MaxPool2d as MaxPool2d
+    from pydtnn.layers.positions import LinearBiases as LinearBiases
+    from pydtnn.layers.positions import RelativePositions as RelativePositions
     from pydtnn.layers.recurrent import GRU as GRU
     from pydtnn.layers.recurrent import LSTM as LSTM
     from pydtnn.layers.recurrent import GRULayer as GRULayer

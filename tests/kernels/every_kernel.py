@@ -502,7 +502,7 @@ OF_THE_HOST: dict[str, Any] = {
     "update.lion": (flat, call(*WV, beta1=0.75, beta2=0.5, **RULE)),
     "attention.forward": (
         attention,
-        call("x qkv", "heads", out="x out", log_sums="t sums", causal=True),
+        call("x qkv", "heads", out="x out", log_sums="t sums"),
         call("x q", "heads", out="x block", log_sums="t block", kv="x kv", at="at"),
     ),
     "attention.backward": (
@@ -510,7 +510,7 @@ OF_THE_HOST: dict[str, Any] = {
         call("x dy", "x qkv", "x y", "t log", "heads", out="x dqkv", dropout="dropout"),
         call(
             *("x dy", "x q", "x y", "t log", "heads"),
-            **{"out": "x dq", "out_kv": "x dkv", "kv": "x kv", "at": "at", "causal": True},
+            **{"out": "x dq", "out_kv": "x dkv", "kv": "x kv", "at": "at"},
         ),
     ),
     "conv.forward": (

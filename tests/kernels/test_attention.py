@@ -11,6 +11,7 @@ import pytest
 from pydtnn.kernels.reference import AttentionKernels
 from pydtnn.kernels.reference.attention import At, AttentionDropout
 from pydtnn.kernels.reference.random import stream
+from pydtnn.layers.masks import both, documents, first_positions, positions_seen
 from tests.each import each
 from tests.kernels.checks import numeric_gradient
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
@@ -43,9 +44,14 @@ def run(
     qkv, dy = guarded(arrays["qkv"]), guarded(arrays["dy"])
     y, dqkv = guarded(np.full_like(dy, np.nan)), guarded(np.full_like(qkv, np.nan))
     log_sums = guarded(np.full((len(qkv), heads, qkv.shape[1]), np.nan, qkv.dtype))
-    attention.forward(qkv, heads, out=y, log_sums=log_sums, **options)
-    attention.backward(dy, qkv, y, log_sums, heads, out=dqkv, **options)
     results = {"y": y, "log_sums": log_sums, "dqkv": dqkv}
+    if "bias" in options:
+        options = options | {"bias": guarded(options["bias"].astype(qkv.dtype))}
+        results["dbias"] = guarded(np.full_like(options["bias"], np.nan))
+    attention.forward(qkv, heads, out=y, log_sums=log_sums, **options)
+    attention.backward(
+        *(dy, qkv, y, log_sums, heads), out=dqkv, out_bias=results.get("dbias"), **options
+    )
     for array in results.values():
         assert_guards_hold(array)
     return results
@@ -60,25 +66,48 @@ def dropped(samples: int, rate: float = 0.3) -> AttentionDropout:
 OPTIONS = [
     *({}, {"causal": True}, {"dropout": 0.3}, {"causal": True, "dropout": 0.7}),
     *({"lengths": True}, {"causal": True, "lengths": True, "dropout": 0.3}),
+    *({"seen": True, "bias": True}, {"seen": True, "dropout": 0.4}, {"causal": True, "slopes": 1}),
+    *({"bias": True, "scale": 1.0}, {"seen": True, "slopes": True, "bias": True, "scale": 0.1}),
 ]
 
 
+def seen_by(options: dict[str, Any], samples: int, length: int) -> np.ndarray | None:
+    """Intervals of causal order, of lengths (all positions, none, others), or random ones."""
+    if not {"causal", "lengths", "seen"} & {*options}:
+        return None
+    rng = np.random.default_rng(length)
+    window = None if options.get("causal") or "seen" not in options else 3 + length // 3
+    seen = positions_seen(length, length, "causal" in options, window)
+    if "lengths" in options:
+        lengths = np.array([length, 0, (length + 1) // 2, 1, length - 1][:samples])
+        seen = both(np, seen, first_positions(np, lengths, length, False))
+    if "seen" in options:
+        ids = np.sort(rng.integers(0, 4, (samples, length)))
+        seen = both(np, seen, documents(np, ids))
+        seen[:, rng.random(length) < 0.1] = length // 2  # see no key
+    return seen
+
+
 def given(options: dict[str, Any], size: tuple[int, int, int, int]) -> dict[str, Any]:
-    """Options with the dropout and the lengths of so many samples: all positions, none, others."""
-    samples, length, *_ = size
-    more: dict[str, Any] = {}
+    """Options of the kernels with arrays for so many samples."""
+    samples, length, heads, _ = size
+    rng = np.random.default_rng(7)
+    more: dict[str, Any] = {"seen": seen_by(options, samples, length)}
     if "dropout" in options:
         more["dropout"] = dropped(samples, options["dropout"])
-    if "lengths" in options:
-        lengths = [length, 0, (length + 1) // 2, 1, length - 1][:samples]
-        more["lengths"] = np.array(lengths, np.int64)
-    return options | more
+    if "bias" in options:
+        more["bias"] = rng.standard_normal((heads, length, length))
+    if "slopes" in options:
+        more["slopes"] = 0.5 ** np.arange(1, heads + 1)
+    if "scale" in options:
+        more["scale"] = options["scale"]
+    return more
 
 
 @each("dtype", [np.float32, np.float64])
 @each(
     "size, options",
-    [(size, OPTIONS[(i + shift) % 6]) for shift in (0, 2, 3) for i, size in enumerate(SIZES)],
+    [(size, OPTIONS[(i + at) % 11]) for at in (0, 2, 3, 6, 8) for i, size in enumerate(SIZES)],
 )
 def test_kernels_agree_with_the_reference(cpu_backend, rng, size, options, dtype):
     options = given(options, size)
@@ -87,7 +116,12 @@ def test_kernels_agree_with_the_reference(cpu_backend, rng, size, options, dtype
     expected = run(REFERENCE, size[2], exact, **options)
     for name, value in run(cpu_backend.attention, size[2], arrays, **options).items():
         assert value.dtype == dtype
-        assert_close(value, expected[name], TOLERANCE[dtype])
+        exist = np.isfinite(expected[name])  # sums of queries that see no key do not
+        np.testing.assert_array_equal(value[~exist], expected[name][~exist])
+        if name == "dbias" and size[1] == 1:  # 0, but for rounding errors
+            np.testing.assert_allclose(value, 0, atol=TOLERANCE[dtype])
+        else:
+            assert_close(value[exist], expected[name][exist], TOLERANCE[dtype])
 
 
 @each("options", OPTIONS[:4])
@@ -96,10 +130,11 @@ def test_kernels_agree_with_the_reference(cpu_backend, rng, size, options, dtype
     [((2, 13, 3, 5), (0, 4, 5, 11, 13)), ((1, 300, 1, 33), (0, 61, 190, 300))],
 )
 def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, size, bounds, options):
-    options = given(options, size)
+    causal, options = "causal" in options, given(options, size)
     (samples, length, heads, width), arrays = size, operands(rng, size)
     features, parts = heads * width, [*pairwise(bounds)]
     expected = run(REFERENCE, heads, arrays, **options)
+    whole = options.pop("seen")
     for kernels in (REFERENCE, cpu_backend.attention):
         gradient = np.zeros_like(arrays["qkv"])
         for start, stop in parts:
@@ -107,15 +142,18 @@ def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, siz
             shape = (samples, heads, stop - start)
             blocks = []
             for first, last in parts:
-                if options.get("causal") and first > start:
+                if causal and first > start:
                     continue
+                seen = (
+                    None if whole is None else (whole[:, start:stop] - first).clip(0, last - first)
+                )
                 kv = guarded(arrays["qkv"][:, first:last, features:].copy())
                 y, sums = guarded(np.full_like(q, np.nan)), guarded(np.full(shape, np.nan))
                 at = At(start, first, length)
-                kernels.forward(q, heads, out=y, log_sums=sums, kv=kv, at=at, **options)
+                kernels.forward(q, heads, out=y, log_sums=sums, kv=kv, at=at, seen=seen, **options)
                 assert_guards_hold(y)
                 assert_guards_hold(sums)
-                blocks.append((first, last, kv, at, y, sums))
+                blocks.append((first, last, kv, at, seen, y, sums))
             total = np.logaddexp.reduce([sums for *_, sums in blocks])
             shares = [np.exp(sums - total).transpose(0, 2, 1)[..., None] for *_, sums in blocks]
             heads_of = [y.reshape(*y.shape[:2], heads, width) for *_, y, _ in blocks]
@@ -123,10 +161,16 @@ def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, siz
             assert_close(y, expected["y"][:, start:stop], 1e-12)
             assert_close(total, expected["log_sums"][..., start:stop], 1e-12)
             dy = arrays["dy"][:, start:stop].copy()
-            for first, last, kv, at, *_ in blocks:
+            for first, last, kv, at, seen, *_ in blocks:
                 dq, dkv = guarded(np.full_like(q, np.nan)), guarded(np.full_like(kv, np.nan))
                 kernels.backward(
-                    *(dy, q, y, total, heads), out=dq, out_kv=dkv, kv=kv, at=at, **options
+                    *(dy, q, y, total, heads),
+                    out=dq,
+                    out_kv=dkv,
+                    kv=kv,
+                    at=at,
+                    seen=seen,
+                    **options,
                 )
                 assert_guards_hold(dq)
                 assert_guards_hold(dkv)
@@ -140,7 +184,8 @@ def test_the_reference_computes_the_sums_of_the_definition(rng, causal):
     n, length, heads, width = 2, 5, 2, 3
     qkv = rng.standard_normal((n, length, 3 * heads * width))
     y, log_sums = np.empty((n, length, heads * width)), np.empty((n, heads, length))
-    REFERENCE.forward(qkv, heads, out=y, log_sums=log_sums, causal=causal)
+    intervals = positions_seen(length, length, causal, None)
+    REFERENCE.forward(qkv, heads, out=y, log_sums=log_sums, seen=intervals)
     parts = qkv.reshape(n, length, 3, heads, width)
     for sample, head, i in np.ndindex(n, heads, length):
         q, k, v = (parts[sample, :, part, head] for part in range(3))
@@ -164,6 +209,14 @@ def test_gradients_are_those_of_differences(cpu_backend, rng, options):
     gradient = run(cpu_backend.attention, size[2], arrays, **options)["dqkv"]
     expected = numeric_gradient(forward, arrays["qkv"], arrays["dy"])
     np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
+    if "bias" in options:
+        gradient = run(cpu_backend.attention, size[2], arrays, **options)["dbias"]
+
+        def of_bias(bias: np.ndarray) -> np.ndarray:
+            return run(REFERENCE, size[2], arrays, **options | {"bias": bias})["y"]
+
+        expected = numeric_gradient(of_bias, options["bias"], arrays["dy"])
+        np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
 
 
 def test_scores_far_from_zero_neither_overflow_nor_vanish(cpu_backend):

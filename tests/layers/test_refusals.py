@@ -92,7 +92,7 @@ OPTIONS: list[Case] = [
     (lambda: nn.MultiHeadAttention(0), (5, 6), "heads must be at least 1"),
     (lambda: nn.MultiHeadAttention(2), (6,), r"one input of shape \(T, D\)"),
     (lambda: nn.MultiHeadAttention(1, causal=1), (5, 6), "causal must be true or false, got 1"),
-    (lambda: nn.MultiHeadAttention(2), [(5, 4), (5,)], r"lengths of shape \(1,\), got \(5,\)"),
+    (lambda: nn.MultiHeadAttention(2), [(5, 4), (4,)], r"lengths of shape \(1,\), got \(4,\)"),
     (lambda: nn.DotProductAttention(2), (5, 9), "D a multiple of heads=2"),
     (lambda: nn.DotProductAttention(1, dropout=1.0), (5, 6), "dropout must be at least 0"),
     (lambda: nn.Rotary(2), [ROWS], r"queries \(T, H E\), keys .*, got \(3, 4\)"),

@@ -19,8 +19,11 @@ cdef extern from "attention.h":
         ptrdiff_t query
         ptrdiff_t key
         ptrdiff_t whole
-        int causal
-        const int64_t *lengths
+        const int64_t *seen
+        ptrdiff_t seen_stride
+        double scale
+        const void *bias
+        const double *slopes
         const int64_t *samples
         uint32_t seed
         uint32_t stream
@@ -33,25 +36,29 @@ cdef extern from "attention.h":
                        void *log_sums, int threads) nogil
         int (*backward)(const attention_shape *shape, const void *dy, const void *q,
                         const void *k, const void *y, const void *log_sums, void *dq, void *dk,
-                        int threads) nogil
+                        void *dbias, int threads) nogil
     const attention_kernels *attention_select(int isa, int itemsize)
 
 
-cdef attention_shape shape_of(q, kv, ptrdiff_t heads, at, bint causal, lengths,
+cdef attention_shape shape_of(q, kv, ptrdiff_t heads, at, seen, scale, bias, slopes,
                               dropout) except *:
-    """The shape of q (N, T1, D) and kv (N, T2, 2 D), which are at (query, key, length); or of q
-    (N, T, 3 D) with keys and values if kv is None. Lengths are int64 or None, dropout (samples,
-    seed, stream, epoch, threshold, factor, first_head) or None, with samples of int64."""
+    """The shape of q (N, T1, D) and kv (N, T2, 2 D), or of q (N, T, 3 D) with keys and values if kv
+    is None, which are at (query, key, length). seen is int64 (1 or N, T1, 2), bias (heads, T1, T2)
+    and slopes float64 (heads,), or None; dropout is (samples, seed, stream, epoch, threshold,
+    factor, first_head) or None, with samples of int64."""
     cdef attention_shape s
     s.batch, s.length, s.heads, s.ldq = q.shape[0], q.shape[1], heads, q.shape[2]
     if kv is None:
         s.keys, s.ldk, s.width = s.length, s.ldq, s.ldq // (3 * heads)
-        s.query, s.key, s.whole = 0, 0, s.length
     else:
         s.keys, s.ldk, s.width = kv.shape[1], kv.shape[2], s.ldq // heads
-        s.query, s.key, s.whole = at
-    s.causal = causal
-    s.lengths = <const int64_t *>optional(lengths, sizeof(int64_t), s.batch)
+    s.query, s.key, s.whole = at or (0, 0, max(s.length, s.keys))
+    s.scale = s.width ** -0.5 if scale is None else scale
+    samples_seen = 0 if seen is None else len(seen)
+    s.seen = <const int64_t *>optional(seen, sizeof(int64_t), samples_seen * s.length * 2)
+    s.seen_stride = 2 * s.length if samples_seen > 1 else 0
+    s.bias = optional(bias, 0 if bias is None else itemsize(bias), s.heads * s.length * s.keys)
+    s.slopes = <const double *>optional(slopes, sizeof(double), s.heads)
     samples, s.seed, s.stream, s.epoch, s.threshold, s.factor, s.first_head = dropout or (
         None, 0, 0, 0, 0, 1.0, 0)
     s.samples = <const int64_t *>optional(samples, sizeof(int64_t), s.batch)
@@ -72,10 +79,11 @@ cdef class AttentionKernels:
         if attention_select(isa, 4) == NULL:
             raise ValueError(f"instruction set number {isa} was not built.")
 
-    def forward(self, q, kv, ptrdiff_t heads, at, bint causal, lengths, dropout, out, log_sums,
-                int threads):
+    def forward(self, q, kv, ptrdiff_t heads, at, seen, scale, bias, slopes, dropout, out,
+                log_sums, int threads):
         """out (N, T1, D) and log_sums (N, heads, T1) of the arrays of `shape_of`."""
-        cdef attention_shape s = shape_of(q, kv, heads, at, causal, lengths, dropout)
+        cdef attention_shape s = shape_of(q, kv, heads, at, seen, scale, bias, slopes,
+                                          dropout)
         cdef ptrdiff_t rows = s.batch * s.length, features = s.heads * s.width
         cdef int size = itemsize(out), status
         cdef const char *q_ = <const char *>data(q, size, rows * s.ldq)
@@ -91,10 +99,12 @@ cdef class AttentionKernels:
         if status != 0:
             raise MemoryError("attention.forward: no memory for packed operands.")
 
-    def backward(self, dy, q, kv, y, log_sums, ptrdiff_t heads, at, bint causal, lengths, dropout,
-                 out, out_kv, int threads):
-        """out and out_kv, the gradients of q and kv, from dy and the results of forward."""
-        cdef attention_shape s = shape_of(q, kv, heads, at, causal, lengths, dropout)
+    def backward(self, dy, q, kv, y, log_sums, ptrdiff_t heads, at, seen, scale, bias, slopes,
+                 dropout, out, out_kv, out_bias, int threads):
+        """out, out_kv and out_bias, the gradients of q, kv and bias, from dy and the results of
+        forward."""
+        cdef attention_shape s = shape_of(q, kv, heads, at, seen, scale, bias, slopes,
+                                          dropout)
         cdef ptrdiff_t rows = s.batch * s.length, features = s.heads * s.width
         cdef int size = itemsize(out), status
         cdef const void *dy_ = data(dy, size, rows * features)
@@ -105,11 +115,15 @@ cdef class AttentionKernels:
         if kv is not None:
             k_ = data(kv, size, s.batch * s.keys * 2 * features)
             dk_ = output(out_kv, size, s.batch * s.keys * 2 * features)
+        cdef void *dbias_ = NULL
+        if out_bias is not None:
+            dbias_ = output(out_bias, size, s.heads * s.length * s.keys)
         cdef const void *y_ = data(y, size, rows * features)
         cdef const void *log_sums_ = data(log_sums, size, rows * s.heads)
         cdef const attention_kernels *kernels = attention_select(self.isa, size)
         threads = team(operations(&s), threads)
         with nogil:
-            status = kernels.backward(&s, dy_, q_, k_, y_, log_sums_, dq_, dk_, threads)
+            status = kernels.backward(&s, dy_, q_, k_, y_, log_sums_, dq_, dk_, dbias_,
+                                      threads)
         if status != 0:
             raise MemoryError("attention.backward: no memory for packed operands.")

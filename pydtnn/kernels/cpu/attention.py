@@ -37,13 +37,15 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         log_sums: Array,
         kv: Array | None = None,
         at: At | None = None,
-        causal: bool = False,
-        lengths: Array | None = None,
+        seen: Array | None = None,
+        scale: float | None = None,
+        bias: Array | None = None,
+        slopes: Array | None = None,
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
-        require(native(out, qkv, kv) and native(log_sums, out))
-        options = heads, at, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        require(native(out, qkv, kv, bias) and native(log_sums, out))
+        options = heads, at, *_added(qkv, kv, seen, scale, bias, slopes), _numbers(dropout)
         kv = None if kv is None else contiguous(kv)
         self.kernels.forward(contiguous(qkv), kv, *options, out, log_sums, self.threads)
 
@@ -60,27 +62,44 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         kv: Array | None = None,
         at: At | None = None,
         out_kv: Array | None = None,
-        causal: bool = False,
-        lengths: Array | None = None,
+        seen: Array | None = None,
+        scale: float | None = None,
+        bias: Array | None = None,
+        out_bias: Array | None = None,
+        slopes: Array | None = None,
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
-        require(native(out, dy, qkv, kv, y, log_sums) and (out_kv is None or native(out_kv)))
-        options = heads, at, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        gradients = [x for x in (out_kv, out_bias) if x is not None]
+        require(native(out, dy, qkv, kv, y, log_sums, bias) and all(map(native, gradients)))
+        options = heads, at, *_added(qkv, kv, seen, scale, bias, slopes), _numbers(dropout)
         kv = None if kv is None else contiguous(kv)
         dy, qkv, y, log_sums = map(contiguous, (dy, qkv, y, log_sums))
-        self.kernels.backward(dy, qkv, kv, y, log_sums, *options, out, out_kv, self.threads)
-
-
-def _checked(lengths: Array | None, most: int) -> Array | None:
-    """Return lengths as the kernels take them."""
-    if lengths is None:
-        return None
-    if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= most:
-        raise ValueError(
-            f"attention: lengths must be in 0..{most}, got {lengths.min()} to {lengths.max()}"
+        self.kernels.backward(
+            dy, qkv, kv, y, log_sums, *options, out, *(out_kv, out_bias), self.threads
         )
-    return np.require(lengths, np.int64, ["C", "A"])
+
+
+def _added(
+    qkv: Array,
+    kv: Array | None,
+    seen: Array | None,
+    scale: float | None,
+    bias: Array | None,
+    slopes: Array | None,
+) -> tuple[Any, ...]:
+    """Return what scores depend on as the kernels take it, after a check of the intervals."""
+    keys = (qkv if kv is None else kv).shape[1]
+    if seen is not None:
+        seen = np.require(seen, np.int64, ["C", "A"])
+        if len(seen) not in (1, len(qkv)) or seen.shape[1:] != (qkv.shape[1], 2):
+            raise ValueError(f"attention: an array of intervals has the shape {seen.shape}")
+        if seen.size and not 0 <= seen.min() <= seen.max() <= keys:
+            raise ValueError(
+                f"attention: keys must be in 0..{keys}, got {seen.min()} to {seen.max()}"
+            )
+    slopes = None if slopes is None else np.require(slopes, np.float64, ["C", "A"])
+    return seen, scale, None if bias is None else contiguous(bias), slopes
 
 
 def _numbers(dropout: AttentionDropout | None) -> tuple[Any, ...] | None:

@@ -43,14 +43,28 @@ class At(NamedTuple):
 
 
 class AttentionKernels(KernelFamily):
-    """``softmax(q k' / sqrt(E)) v`` of each head, with weights ``softmax(...)`` ``(T, T)``.
+    """``softmax(q k' scale + bias) v`` of each head, with weights ``softmax(...)`` ``(T1, T2)``.
 
-    With `causal`, position ``i`` has no weights for the positions after it. With `lengths` (N,) of
-    int64, only the first positions of a sample exist: outputs and gradients of the others are 0.
+    The arguments of both directions that say which keys a query sees, and how much:
+
+    seen : Array, optional
+        ``(N, T1, 2)`` or ``(1, T1, 2)`` of int64: a query sees the keys from the first number on,
+        as far as before the second, which are in 0..T2; all keys by default. Outputs and gradients
+        of queries that see no key are 0, as are the gradients of keys that no query sees. Padding,
+        causal order, documents of a packed sequence and windows are such intervals.
+    scale : float, optional
+        By default ``1 / sqrt(E)``.
+    bias : Array, optional
+        ``(H, T1, T2)``, finite, added to the scores of all samples. Its gradient is the sum over
+        samples of those of the scores.
+    slopes : Array, optional
+        ``(H,)`` of float64: ``-slope |i - j|`` is added to the score of positions i and j.
 
     References
     ----------
-    Vaswani et al., "Attention is all you need", NeurIPS 2017, sections 3.2.1 and 3.2.2.
+    Vaswani et al., "Attention is all you need", NeurIPS 2017, sections 3.2.1 and 3.2.2. Press et
+    al., "Train short, test long: attention with linear biases", ICLR 2022 (`slopes`). Raffel et
+    al., "Exploring the limits of transfer learning", JMLR 2020, section 2.1 (`bias`).
     """
 
     def forward(
@@ -62,8 +76,10 @@ class AttentionKernels(KernelFamily):
         log_sums: Array,
         kv: Array | None = None,
         at: At | None = None,
-        causal: bool = False,
-        lengths: Array | None = None,
+        seen: Array | None = None,
+        scale: float | None = None,
+        bias: Array | None = None,
+        slopes: Array | None = None,
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials.
@@ -72,20 +88,21 @@ class AttentionKernels(KernelFamily):
         the weights, which backward computes again.
 
         With keys and values ``kv (N, T2, 2 D)`` of other positions than the queries, (N, T1, D) in
-        the place of `qkv`, the same is computed as if there were no others; `causal` queries are
-        not before the first key. Outputs ``y`` with `log_sums` l of several blocks of keys are
-        those of all of them as ``sum y exp(l - L)`` with ``L = log sum exp l`` (Milakov and
-        Gimelshein, 2018).
+        the place of `qkv`, the same is computed as if there were no others. Outputs ``y`` with
+        `log_sums` l of several blocks of keys are those of all of them as ``sum y exp(l - L)`` with
+        ``L = log sum exp l`` (Milakov and Gimelshein, 2018), where l is -infinity of queries that
+        see no key of a block.
         """
         q, k, v, at = self._operands(qkv, kv, heads, at)
-        scores = self._scores(q, k, causal, at, lengths)
+        scores = self._scores(q, k, at, seen, scale, bias, slopes)
         top = scores.max(axis=-1, keepdims=True)
-        top = self.xp.where(top == -self.xp.inf, 0, top)  # of positions that do not exist
+        top = self.xp.where(top == -self.xp.inf, 0, top)  # of queries that see no key
         e = self.xp.exp(scores - top)
         total = e.sum(axis=-1, keepdims=True)
-        total = self.xp.where(total == 0, 1, total)
-        log_sums[...] = (top + self.xp.log(total))[..., 0]
-        y = self._product(_drop(e / total, self._kept(scores, dropout, at)), v)
+        with np.errstate(divide="ignore"):
+            log_sums[...] = (top + self.xp.log(total))[..., 0]
+        weights = e / self.xp.where(total == 0, 1, total)
+        y = self._product(_drop(weights, self._kept(scores, dropout, at)), v)
         out[...] = y.transpose(0, 2, 1, 3).reshape(out.shape)  # (N, H, T, E) -> (N, T, D)
 
     def backward(
@@ -100,25 +117,34 @@ class AttentionKernels(KernelFamily):
         kv: Array | None = None,
         at: At | None = None,
         out_kv: Array | None = None,
-        causal: bool = False,
-        lengths: Array | None = None,
+        seen: Array | None = None,
+        scale: float | None = None,
+        bias: Array | None = None,
+        out_bias: Array | None = None,
+        slopes: Array | None = None,
         dropout: AttentionDropout | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward.
 
         With the weights ``p = softmax(s)``: ``dv = p' dy``, ``dp = dy v'``, ``ds = p (dp - sum(p
-        dp))``, where the sum is ``sum(dy y)``, ``dq = ds k / sqrt(E)`` and ``dk = ds' q / sqrt(E)``
-        (Dao et al. 2022, appendix B.2).
+        dp))``, where the sum is ``sum(dy y)``, ``dq = ds k scale`` and ``dk = ds' q scale`` (Dao et
+        al. 2022, appendix B.2).
 
         With `kv`, the terms of this block in the gradients of queries and of `kv`, into `out` and
-        `out_kv`; `y` and `log_sums` are those of all blocks of keys.
+        `out_kv`; `y` and `log_sums` are those of all blocks of keys. `out_bias` (H, T1, T2) is the
+        gradient of the bias.
         """
         q, k, v, at = self._operands(qkv, kv, heads, at)
-        p = self.xp.exp(self._scores(q, k, causal, at, lengths) - log_sums[..., None])
+        scores = self._scores(q, k, at, seen, scale, bias, slopes)
+        sums = self.xp.where(log_sums == -self.xp.inf, 0, log_sums)
+        p = self.xp.exp(scores - sums[..., None])
         kept, dy, y = self._kept(p, dropout, at), self._heads(dy, heads), self._heads(y, heads)
         dv = self._product(_turned(_drop(p, kept)), dy)
         dp = _drop(self._product(dy, _turned(v)), kept)
-        ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True)) / q.shape[-1] ** 0.5
+        ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True))
+        if out_bias is not None:
+            out_bias[...] = ds.sum(axis=0)
+        ds *= q.shape[-1] ** -0.5 if scale is None else scale
         dq, dk = self._product(ds, k), self._product(_turned(ds), q)
         if out_kv is None:
             self._join([dq, dk, dv], out)
@@ -130,11 +156,11 @@ class AttentionKernels(KernelFamily):
         self, qkv: Array, kv: Array | None, heads: int, at: At | None
     ) -> tuple[Array, Array, Array, At]:
         """Return queries, keys and values (N, H, T, E), and where they are."""
-        if kv is None or at is None:
+        if kv is None:
             q, k, v = self._split(qkv, heads, 3)
-            return q, k, v, At(0, 0, qkv.shape[1])
-        (q,), (k, v) = self._split(qkv, heads, 1), self._split(kv, heads, 2)
-        return q, k, v, at
+        else:
+            (q,), (k, v) = self._split(qkv, heads, 1), self._split(kv, heads, 2)
+        return q, k, v, at or At(0, 0, max(q.shape[2], k.shape[2]))
 
     def _join(self, gradients: list[Array], out: Array) -> None:
         """Write gradients (N, H, T, E) next to each other."""
@@ -156,17 +182,26 @@ class AttentionKernels(KernelFamily):
         return wide(x).reshape(n, length, heads, features // heads).transpose(0, 2, 1, 3)
 
     def _scores(
-        self, q: Array, k: Array, causal: bool, at: At, lengths: Array | None = None
+        self,
+        q: Array,
+        k: Array,
+        at: At,
+        seen: Array | None,
+        scale: float | None,
+        bias: Array | None,
+        slopes: Array | None,
     ) -> Array:
-        """Compute ``q k' / sqrt(E)``, -infinity for positions that have no weight."""
-        scores = self._product(q, _turned(k)) / q.shape[-1] ** 0.5
-        if causal:
-            seen = self.xp.tri(*scores.shape[2:], at.query - at.key, dtype=bool)
-            scores = self.xp.where(seen, scores, -self.xp.inf)
-        if lengths is not None:
-            exist = self.xp.arange(at.length) < lengths[:, None]  # (N, T)
-            pairs = exist[:, None, :, None] & exist[:, None, None, :]
-            scores = self.xp.where(pairs, scores, -self.xp.inf)
+        """Compute ``q k' scale + bias``, -infinity for keys that a query does not see."""
+        scores = self._product(q, _turned(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        keys = self.xp.arange(k.shape[2])
+        if bias is not None:
+            scores += bias
+        if slopes is not None:
+            queries = self.xp.arange(q.shape[2])[:, None] + (at.query - at.key)
+            scores -= self.xp.asarray(slopes)[:, None, None] * abs(queries - keys)
+        if seen is not None:
+            first, end = seen[:, None, :, :1], seen[:, None, :, 1:]  # (N, 1, T1, 1)
+            scores = self.xp.where((first <= keys) & (keys < end), scores, -self.xp.inf)
         return scores
 
     def _kept(self, weights: Array, dropout: AttentionDropout | None, at: At) -> Array | None:

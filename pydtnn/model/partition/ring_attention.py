@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.masks import positions_seen
 from pydtnn.layers.parameters import Cut
 
 Result = tuple[Array, Array]
@@ -47,9 +50,10 @@ class RingAttention(Communicating, DotProductAttention):
     supports = ()  # results with several blocks are rounded once
 
     def __init__(self, attention: DotProductAttention, cut: Cut) -> None:
-        options: dict[str, Any] = {"causal": attention.causal, "dropout": attention.dropout}
+        names = "causal", "window", "positions", "scale", "dropout"
+        options: dict[str, Any] = {name: getattr(attention, name) for name in names}
         super().__init__(attention.heads, name=attention.name, **options)
-        self.first_head, self.cut = attention.first_head, cut
+        self.all_heads, self.first_head, self.cut = attention.all_heads, attention.first_head, cut
 
     def build(self, *shapes: Shape) -> Shape:
         """Find the queries that this rank computes: of own ones, and of a partner."""
@@ -60,6 +64,8 @@ class RingAttention(Communicating, DotProductAttention):
         (first, middle, last), (_, start, stop) = map(self._halves, (self.place, self.partner))
         self.half, self.rest = middle - first, last - middle
         self.pieces = (first, middle), (start, stop)
+        length = self.cut.bounds[-1]
+        self.all_seen = positions_seen(length, length, self.causal, self.window)[0]
         return shape
 
     def _halves(self, place: int) -> tuple[int, int, int]:
@@ -67,14 +73,20 @@ class RingAttention(Communicating, DotProductAttention):
         first, last = self.cut.bounds[place : place + 2]
         return first, (first + last + 1) // 2 if self.causal else last, last
 
-    def _blocks(self, place: int) -> list[tuple[int, At, bool]]:
-        """Return the pieces that see keys of a rank, where they are, and whether some see fewer."""
+    def _blocks(self, place: int) -> list[tuple[int, dict[str, Any]]]:
+        """Return the pieces that see keys of a rank, and arguments of kernels for each."""
         first, last = self.cut.bounds[place : place + 2]
-        return [
-            (i, At(start, first, self.cut.bounds[-1]), self.causal and start < last - 1)
-            for i, (start, stop) in enumerate(self.pieces)
-            if start < stop and (start >= first or not self.causal)
-        ]
+        blocks: list[tuple[int, dict[str, Any]]] = []
+        for i, (start, stop) in enumerate(self.pieces):
+            seen = (self.all_seen[start:stop] - first).clip(0, last - first)
+            some = seen[:, 0] < seen[:, 1]
+            if not some.any():
+                continue
+            every = (seen == [0, last - first]).all()
+            intervals = None if every else self.backend.asarray(seen[None], np.dtype("int64"))
+            place_of = At(start, first, self.cut.bounds[-1])
+            blocks.append((i, {"at": place_of, "seen": intervals, "scale": self.scale}))
+        return blocks
 
     def _swap(self, own: Array, positions: int) -> Steps:
         """Send an array (N, n, D) to the partner, and receive one of other positions from it."""
@@ -108,18 +120,17 @@ class RingAttention(Communicating, DotProductAttention):
         arriving = yield from self._swap(x[:, self.half :, :features].copy(), stop - start)
         results: list[Result | None] = [None, None]
         dropout = self._dropped(context)
+        added = {} if self.positions is None else self.positions.added(self)
         for step in range(self.ranks):
             place, moving = (self.place - step) % self.ranks, None
             if step < self.ranks - 1:
                 moving = yield from self._pass_on(kv, place)
-            for i, at, causal in self._blocks(place):
+            for i, where in self._blocks(place):
                 query = arriving.wait() if i else queries[0]
                 y = self.backend.empty(query.shape, query.dtype)
                 sums = self.backend.empty((len(x), self.heads, query.shape[1]), query.dtype)
-                options: dict[str, Any] = {"causal": causal, "dropout": dropout}
-                self.backend.attention.forward(
-                    query, self.heads, out=y, log_sums=sums, kv=kv, at=at, **options
-                )
+                options: dict[str, Any] = {"kv": kv, "dropout": dropout, **added, **where}
+                self.backend.attention.forward(query, self.heads, out=y, log_sums=sums, **options)
                 results[i] = self._combined(results[i], (y, sums))
             if moving is not None:
                 (kv,) = moving.wait()
@@ -129,22 +140,23 @@ class RingAttention(Communicating, DotProductAttention):
         (y, sums), others = results[0], results[1] or nothing
         arriving = yield from self._swap(others[0], self.rest)
         y = self.xp.concatenate([y, arriving.wait()], axis=1) if self.causal else y
-        return y, (x, y, sums, queries[1], others, dropout)
+        return y, (x, y, sums, queries[1], others, dropout, added)
 
     def _combined(self, one: Result | None, other: Result) -> Result:
         """Return the result with the keys of two blocks."""
         if one is None:
             return other
         sums = self.xp.logaddexp(one[1], other[1])
+        whole = self.xp.where(sums == -self.xp.inf, 0, sums)  # where no key is seen
         for y, own in (one, other):
-            share = self.xp.exp(own - sums).transpose(0, 2, 1)[..., None]  # (N, n, H, 1)
+            share = self.xp.exp(own - whole).transpose(0, 2, 1)[..., None]  # (N, n, H, 1)
             heads = y.reshape(*y.shape[:2], self.heads, y.shape[2] // self.heads)
             self.xp.multiply(heads, share, out=heads)
         return self.xp.add(one[0], other[0], out=one[0]), sums
 
     def backward_steps(self, dy: Array, saved: Saved, *, joint: bool) -> Steps:
         """Compute dx while keys, values and their gradients travel."""
-        x, y, sums, query, others, dropout = saved
+        x, y, sums, query, others, dropout, added = saved
         features, (start, stop) = self.output_shape[1], self.pieces[1]
         arriving = yield from self._swap(dy[:, self.half :].copy(), stop - start)
         own = x[:, : self.half, :features].copy(), y[:, : self.half].copy(), sums
@@ -157,13 +169,13 @@ class RingAttention(Communicating, DotProductAttention):
             if step < self.ranks - 1:
                 moving = yield from self._pass_on(kv, place)
             dkv = self.backend.zeros(kv.shape, dy.dtype)
-            for i, at, causal in self._blocks(place):
+            for i, where in self._blocks(place):
                 q, of, log_sums = operands[i]
                 dq, term = (self.backend.empty(part.shape, dy.dtype) for part in (q, kv))
-                options: dict[str, Any] = {"causal": causal, "dropout": dropout}
+                options: dict[str, Any] = {"kv": kv, "dropout": dropout, **added, **where}
                 self.backend.attention.backward(
                     *(arriving.wait() if i else dys[0], q, of, log_sums, self.heads),
-                    **{"out": dq, "out_kv": term, "kv": kv, "at": at, **options},
+                    **{"out": dq, "out_kv": term, **options},
                 )
                 self.xp.add(dqs[i], dq, out=dqs[i])
                 self.xp.add(dkv, term, out=dkv)
@@ -184,7 +196,5 @@ class RingAttention(Communicating, DotProductAttention):
 
     def pairs(self) -> int:
         """Count the pairs of a query and a key that this rank computes."""
-        keys = self.cut.bounds[-1]
-        if not self.causal:
-            return self.half * keys
-        return sum((stop - start) * (start + stop + 1) // 2 for start, stop in self.pieces)
+        seen = self.all_seen[:, 1] - self.all_seen[:, 0]
+        return int(sum(seen[start:stop].sum() for start, stop in self.pieces))

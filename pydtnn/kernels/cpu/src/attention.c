@@ -5,8 +5,8 @@
  * largest score so far and its sum of exponentials; both are corrected, with the output, when a
  * larger score appears. The largest scores of all queries of a block are found first: no
  * exponential waits for one. A row needs no more than the logarithm of its sum for backward, which
- * computes each block again. Causal attention skips the blocks above the diagonal, and in those on
- * it what panels and strips of rows do not need.
+ * computes each block again. Blocks in which no query sees a key are skipped, and in those where
+ * some do not see all, what panels and strips of rows do not need.
  *
  *   forward    s = q k'                            gemm_rows, keys turned while they are packed
  *              y += exp((s - top) / sqrt(E)) v     gemm_rows
@@ -33,30 +33,37 @@ struct softmax {
 static void find_tops(const struct block *b, const real *score, real *top, real *before) {
     for (ptrdiff_t i = 0; i < b->queries; i++) {
         const real *row = score + i * PITCH;
-        const ptrdiff_t seen = seen_by(b, i), whole = seen - seen % LANES;
+        const ptrdiff_t from = b->from[i], to = b->to[i];
         const vec old = vset(top[i]);
-        vec largest = whole < seen ? vmax(vector_of(row, whole, seen, old), old) : old;
-        for (ptrdiff_t j = 0; j < whole; j += LANES) largest = vmax(largest, vload(row + j));
+        vec largest = old;
+        ptrdiff_t j = from - from % LANES;
+        if (j < from && j < to) largest = vmax(vector_of(row, j, from, to, old), old), j += LANES;
+        for (; j + LANES <= to; j += LANES) largest = vmax(largest, vload(row + j));
+        if (j < to) largest = vmax(largest, vector_of(row, j, from, to, old));
         before[i] = top[i];
         top[i] = vtop(largest);
     }
 }
 
+/* Replace a vector of scores by weights; return those of [from, to). */
+INLINE vec weigh_part(real *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, real top, real factor) {
+    vstore(row + j, vexp2((vector_of(row, j, from, to, vset(top)) - top) * factor));
+    return vector_of(row, j, from, to, vzero());
+}
+
 /* Replace scores of row i by weights 2^((score - top) factor); return their sum. */
 static real find_weights(const struct block *b, ptrdiff_t i, real top, real factor, real *row) {
-    const ptrdiff_t seen = seen_by(b, i), whole = seen - seen % LANES;
+    const ptrdiff_t from = b->from[i], to = b->to[i];
     vec sum = vzero();
-    if (whole < seen) {
-        const vec weight = vexp2((vector_of(row, whole, seen, vset(top)) - top) * factor);
-        vstore(row + whole, weight);
-        sum = vector_of(row, whole, seen, vzero());
-    }
-    zero_unseen(b, i, row);
-    for (ptrdiff_t j = 0; j < whole; j += LANES) {
+    ptrdiff_t j = from - from % LANES;
+    if (j < from && j < to) sum = weigh_part(row, j, from, to, top, factor), j += LANES;
+    for (; j + LANES <= to; j += LANES) {
         const vec weight = vexp2((vload(row + j) - top) * factor);
         vstore(row + j, weight);
         sum += weight;
     }
+    if (j < to) sum += weigh_part(row, j, from, to, top, factor);
+    zero_unseen(b, i, row);
     return vsum(sum);
 }
 
@@ -67,31 +74,33 @@ INLINE void scale_row(ptrdiff_t width, real factor, real *y) {
     if (e < width) vstore_part(y + e, vload_part(y + e, width - e) * factor, width - e);
 }
 
-/* Replace a block of scores by weights, dropped ones 0. Sums and outputs so far are multiplied by
- * 2^((old top - top) factor). */
+/* Replace a block of scores by weights, dropped ones 0. Sums and outputs so far, unless it is the
+ * first block, are multiplied by 2^((old top - top) factor). */
 static void weigh(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                  const struct block *b, real *score, struct softmax *state, real *y,
+                  const struct block *b, int first, real *score, struct softmax *state, real *y,
                   ptrdiff_t ldy) {
     const real factor = to_powers_of_2(s);
     real correction[QUERIES + LANES];
     find_tops(b, score, state->top, correction);
-    for (ptrdiff_t i = 0; b->key > 0 && i < b->queries; i += LANES) {
-        vstore(correction + i, vexp2((vload(correction + i) - vload(state->top + i)) * factor));
+    for (ptrdiff_t i = 0; !first && i < b->queries; i += LANES) {
+        const vec before = vload(correction + i), top = vload(state->top + i);
+        vstore(correction + i, vexp2(vselect(before == top, vzero(), before - top) * factor));
     }
     for (ptrdiff_t i = 0; i < b->queries; i++) {
         real *row = score + i * PITCH;
         const real added = find_weights(b, i, state->top[i], factor, row);
-        state->sum[i] = b->key > 0 ? state->sum[i] * correction[i] + added : added;
+        state->sum[i] = first ? added : state->sum[i] * correction[i] + added;
         if (s->samples) {
             real kept[KEYS] __attribute__((aligned(64)));
-            const ptrdiff_t seen = seen_by(b, i);
-            NAME(attention_mask)(s, sample, head, b->query + i, b->key, seen, kept);
-            for (ptrdiff_t j = 0; j < seen; j += LANES) {
-                vstore(row + j, vload(row + j) * vload(kept + j));
+            const ptrdiff_t from = b->from[i] - b->from[i] % LANES, to = b->to[i];
+            NAME(attention_mask)(s, sample, head, b->query + i, b->key + from, to - from, kept);
+            for (ptrdiff_t j = from; j < to; j += LANES) {
+                vstore(row + j, vload(row + j) * vload(kept + j - from));
             }
+            zero_unseen(b, i, row);
         }
     }
-    for (ptrdiff_t i = 0; b->key > 0 && i < b->queries; i++) {
+    for (ptrdiff_t i = 0; !first && i < b->queries; i++) {
         scale_row(s->width, correction[i], y + i * ldy);
     }
 }
@@ -99,12 +108,13 @@ static void weigh(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t h
 /* Divide outputs by the sums, and store the logarithms of the sums. */
 static void normalize(const struct attention_shape *s, ptrdiff_t queries,
                       const struct softmax *state, real *y, ptrdiff_t ldy, real *log_sums) {
-    const real scale = (real)(1 / __builtin_sqrt((double)s->width));
     for (ptrdiff_t i = 0; i < queries; i += LANES) {
-        const vec log_sum = vload(state->top + i) * scale + vlog(vload(state->sum + i));
+        const vec log_sum = vload(state->top + i) * (real)s->scale + vlog(vload(state->sum + i));
         vstore_part(log_sums + i, log_sum, smaller(queries - i, LANES));
     }
-    for (ptrdiff_t i = 0; i < queries; i++) scale_row(s->width, 1 / state->sum[i], y + i * ldy);
+    for (ptrdiff_t i = 0; i < queries; i++) {
+        if (state->sum[i] > 0) scale_row(s->width, 1 / state->sum[i], y + i * ldy);
+    }
 }
 
 static ptrdiff_t forward_scratch(const struct attention_shape *s) {
@@ -114,28 +124,36 @@ static ptrdiff_t forward_scratch(const struct attention_shape *s) {
 /* Output of one head; scratch: forward_scratch. */
 static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
                          const real *q, const real *k, real *y, real *log_sums, real *scratch) {
-    const ptrdiff_t length = positions(s, sample, s->length), keys = positions(s, sample, s->keys),
+    const ptrdiff_t length = seeing(s, sample), keys = seen_by(s, sample, 0, length).to,
                     width = s->width, ldy = s->heads * width, ldq = s->ldq;
     real *keys_packed = scratch, *values = keys_packed + panels_size(width, keys),
          *score = values + panels_size(keys, width);
     struct softmax state;
+    struct block block;
     q += sample * s->length * ldq + head * width;
     k += sample * s->keys * s->ldk + head * width;
     y += sample * s->length * ldy + head * width;
     log_sums += (sample * s->heads + head) * s->length;
-    zero_rows(length, s->length, width, y, ldy);
-    zero_rows(length, s->length, 1, log_sums, 1);
+    zero_rows(s->seen ? 0 : length, s->length, width, y, ldy);
+    for (ptrdiff_t i = length; i < s->length; i++) log_sums[i] = (real)-__builtin_inf();
     NAME(attention_pack_turned)(keys, width, k, s->ldk, keys_packed);
     NAME(attention_pack)(keys, width, k + ldy, s->ldk, values);
     for (ptrdiff_t i = 0; i < length; i += QUERIES) {
         const ptrdiff_t queries = smaller(length - i, QUERIES);
-        for (ptrdiff_t r = 0; r < queries; r++) state.top[r] = (real)-__builtin_inf();
-        const ptrdiff_t seen = s->causal ? smaller(i + queries + ahead(s), keys) : keys;
-        for (ptrdiff_t j = 0; j < seen; j += KEYS) {
-            const struct block block = block_of(s, length, keys, i, j);
+        for (ptrdiff_t r = 0; r < QUERIES + LANES; r++) {
+            state.top[r] = (real)-__builtin_inf();
+            state.sum[r] = 0;
+        }
+        const struct interval seen = seen_by(s, sample, i, queries);
+        int first = 1;
+        for (ptrdiff_t j = seen.from / KEYS * KEYS; j < seen.to; j += KEYS) {
+            find_block(s, sample, length, keys, i, j, &block);
             NAME(attention_scores)(&block, keys, width, q + i * ldq, ldq, keys_packed, score);
-            weigh(s, sample, head, &block, score, &state, y + i * ldy, ldy);
-            NAME(attention_values)(&block, keys, width, score, values, y + i * ldy, ldy);
+            if (s->bias || s->slopes) NAME(attention_add_bias)(s, head, &block, score);
+            weigh(s, sample, head, &block, first, score, &state, y + i * ldy, ldy);
+            NAME(attention_values)(&block, keys, width, score, values, y + i * ldy, ldy,
+                                   s->seen || !first);
+            first = 0;
         }
         normalize(s, queries, &state, y + i * ldy, ldy, log_sums + i);
     }
@@ -162,7 +180,10 @@ static int forward(const struct attention_shape *s, const void *q, const void *k
 }
 
 static int backward(const struct attention_shape *s, const void *dy, const void *q, const void *k,
-                    const void *y, const void *log_sums, void *dq, void *dk, int threads) {
+                    const void *y, const void *log_sums, void *dq, void *dk, void *dbias,
+                    int threads) {
+    /* the gradient of the bias of a head is a sum over samples */
+    const ptrdiff_t samples = dbias ? s->batch : 1, size = s->length * s->keys;
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -172,10 +193,14 @@ static int backward(const struct attention_shape *s, const void *dy, const void 
             status = -1;
         }
 #pragma omp for schedule(static) nowait
-        for (ptrdiff_t i = 0; i < s->batch * s->heads; i++) {
+        for (ptrdiff_t i = 0; i < (dbias ? 1 : s->batch) * s->heads; i++) {
             if (!scratch) continue;
-            NAME(attention_backward_head)(s, i / s->heads, i % s->heads, dy, q, k, y, log_sums, dq,
-                                          dk, scratch);
+            real *own = dbias ? (real *)dbias + i * size : NULL;
+            if (own) memset(own, 0, (size_t)size * sizeof(real));
+            for (ptrdiff_t n = 0; n < samples; n++) {
+                NAME(attention_backward_head)(s, i / s->heads + n, i % s->heads, dy, q, k, y,
+                                              log_sums, dq, dk, own, scratch);
+            }
         }
         free(scratch);
     }

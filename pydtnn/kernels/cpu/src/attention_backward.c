@@ -1,8 +1,8 @@
 /* Gradients of attention, block by block, with weights that are computed again.
  *
- *   p = exp(q k' / sqrt(E) - log_sums)    gemm_rows, as in forward
+ *   p = exp(q k' scale - log_sums)        gemm_rows, as in forward
  *   dp = dy v'                            gemm_rows, values turned while they are packed
- *   ds = p (dp - sum(dy y)) / sqrt(E)     in the block
+ *   ds = p (dp - sum(dy y)) scale         in the block
  *   dv += p' dy, dk += ds' q              gemm_outer, rows of dy and q packed
  *   dq += ds k                            gemm_rows, rows of k packed
  *
@@ -27,25 +27,29 @@ INLINE void differentiate_vector(real *p, real *dp, const real *kept, ptrdiff_t 
 
 /* Turn a block of scores into weights for dv, and one of dp into ds. */
 static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                          const struct block *b, const real *log_sums, const real *dot, real scale,
-                          real *p, real *dp) {
-    const real factor = to_powers_of_2(s), log2_e = (real)1.4426950408889634;
+                          const struct block *b, const real *log_sums, const real *dot, real *p,
+                          real *dp, real *dbias) {
+    const real scale = (real)s->scale, unscaled = (real)(1 / s->scale), factor = to_powers_of_2(s), log2_e = (real)1.4426950408889634;
     real kept[KEYS] __attribute__((aligned(64)));
     for (ptrdiff_t i = 0; i < b->queries; i++, p += PITCH, dp += PITCH) {
-        const ptrdiff_t seen = seen_by(b, i);
+        const ptrdiff_t from = b->from[i] - b->from[i] % LANES, to = b->to[i];
         const real log_sum = log_sums[i] * log2_e;
         if (s->samples) {
-            NAME(attention_mask)(s, sample, head, b->query + i, b->key, seen, kept);
-            for (ptrdiff_t j = 0; j < seen; j += LANES) {
-                differentiate_vector(p, dp, kept, j, factor, log_sum, dot[i], scale);
+            NAME(attention_mask)(s, sample, head, b->query + i, b->key + from, to - from, kept);
+            for (ptrdiff_t j = 0; j < to - from; j += LANES) {
+                differentiate_vector(p + from, dp + from, kept, j, factor, log_sum, dot[i], scale);
             }
         } else {
-            for (ptrdiff_t j = 0; j < seen; j += LANES) {
+            for (ptrdiff_t j = from; j < to; j += LANES) {
                 differentiate_vector(p, dp, 0, j, factor, log_sum, dot[i], scale);
             }
         }
         zero_unseen(b, i, p);
         zero_unseen(b, i, dp);
+        if (dbias) {
+            real *row = dbias + (b->query + i) * s->keys + b->key;
+            for (ptrdiff_t j = b->from[i]; j < b->to[i]; j++) row[j] += dp[j] * unscaled;
+        }
     }
 }
 
@@ -72,8 +76,8 @@ ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s) {
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
                                    ptrdiff_t head, const real *dy, const real *q, const real *k,
                                    const real *y, const real *log_sums, real *dq, real *dk,
-                                   real *scratch) {
-    const ptrdiff_t length = positions(s, sample, s->length), keys = positions(s, sample, s->keys),
+                                   real *dbias, real *scratch) {
+    const ptrdiff_t length = seeing(s, sample), keys = seen_by(s, sample, 0, length).to,
                     width = s->width, ldy = s->heads * width, ldq = s->ldq, ldk = s->ldk;
     const ptrdiff_t at = sample * s->length * ldy + head * width,
                     at_q = sample * s->length * ldq + head * width,
@@ -85,16 +89,16 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
          *k_rows = q_rows + panels_size(length, width),
          *dy_rows = k_rows + panels_size(keys, width), *p = dy_rows + panels_size(length, width),
          *dp = p + QUERIES * PITCH, *dot = dp + QUERIES * PITCH;
-    const real scale = (real)(1 / __builtin_sqrt((double)width));
+    struct block block;
     q += at_q;
     dq += at_q;
     k += at_k;
     dk += at_k;
     dy += at;
     log_sums += (sample * s->heads + head) * s->length;
-    zero_rows(length, s->length, width, dq, ldq);
-    zero_rows(s->causal ? 0 : keys, s->keys, width, dk, ldk);
-    zero_rows(s->causal ? 0 : keys, s->keys, width, dv, ldk);
+    zero_rows(s->seen ? 0 : length, s->length, width, dq, ldq);
+    zero_rows(s->seen ? 0 : keys, s->keys, width, dk, ldk);
+    zero_rows(s->seen ? 0 : keys, s->keys, width, dv, ldk);
     NAME(attention_pack_turned)(keys, width, k, ldk, keys_turned);
     NAME(attention_pack_turned)(keys, width, v, ldk, values_turned);
     NAME(attention_pack)(length, width, q, ldq, q_rows);
@@ -102,15 +106,18 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
     NAME(attention_pack)(length, width, dy, ldy, dy_rows);
     row_dots(s, length, dy, y + at, dot);
     for (ptrdiff_t j = 0; j < keys; j += KEYS) {
-        const ptrdiff_t before = s->causal ? larger(j - ahead(s), 0) : 0; /* queries that see none */
-        for (ptrdiff_t i = before / QUERIES * QUERIES; i < length; i += QUERIES) {
-            const struct block block = block_of(s, length, keys, i, j);
+        for (ptrdiff_t i = 0; i < length; i += QUERIES) {
+            find_block(s, sample, length, keys, i, j, &block);
+            if (block.keys == 0) continue;
             NAME(attention_scores)(&block, keys, width, q + i * ldq, ldq, keys_turned, p);
             NAME(attention_scores)(&block, keys, width, dy + i * ldy, ldy, values_turned, dp);
-            differentiate(s, sample, head, &block, log_sums + i, dot + i, scale, p, dp);
-            NAME(attention_outer)(&block, length, width, p, dy_rows, dv + j * ldk, ldk);
-            NAME(attention_outer)(&block, length, width, dp, q_rows, dk + j * ldk, ldk);
-            NAME(attention_values)(&block, keys, width, dp, k_rows, dq + i * ldq, ldq);
+            if (s->bias || s->slopes) NAME(attention_add_bias)(s, head, &block, p);
+            differentiate(s, sample, head, &block, log_sums + i, dot + i, p, dp, dbias);
+            const int add = s->seen || i > 0; /* to what earlier queries gave */
+            NAME(attention_outer)(&block, length, width, p, dy_rows, dv + j * ldk, ldk, add);
+            NAME(attention_outer)(&block, length, width, dp, q_rows, dk + j * ldk, ldk, add);
+            NAME(attention_values)(&block, keys, width, dp, k_rows, dq + i * ldq, ldq,
+                                   s->seen || j > 0);
         }
     }
 }

@@ -32,10 +32,10 @@ void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff
     row_offsets(block->queries, lda, a_offset);
     row_offsets(block->queries, PITCH, c_offset);
     for (ptrdiff_t j = 0; j < block->keys; j += ROWS_COLUMNS) {
-        /* rows before the first that sees key j */
-        const ptrdiff_t skipped = block->causal ? larger(j + 1 - block->seen, 0) : 0;
+        const struct interval rows = queries_of(block, j, ROWS_COLUMNS);
+        if (rows.from >= rows.to) continue;
         const struct gemm_rows task = {.a = a,
-                                       .a_offset = a_offset + skipped,
+                                       .a_offset = a_offset + rows.from,
                                        .segment = &none,
                                        .b_row = &none,
                                        .segments = 1,
@@ -43,63 +43,84 @@ void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff
                                        .b = b + (block->key + j) * width,
                                        .ldb = panel_width(length, block->key + j),
                                        .c = scores + j,
-                                       .c_offset = c_offset + skipped,
+                                       .c_offset = c_offset + rows.from,
                                        .columns = smaller(block->keys - j, ROWS_COLUMNS)};
-        NAME(gemm_rows)(block->queries - skipped, &task);
+        NAME(gemm_rows)(rows.to - rows.from, &task);
     }
 }
 
 void NAME(attention_values)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
-                            const real *weights, const real *b, real *c, ptrdiff_t ldc) {
+                            const real *weights, const real *b, real *c, ptrdiff_t ldc,
+                            int accumulate) {
     ptrdiff_t a_offset[QUERIES], c_offset[QUERIES];
-    const ptrdiff_t none = 0, strip = block->seen < block->keys ? STRIP : QUERIES;
+    const ptrdiff_t none = 0, strip = block->whole ? QUERIES : STRIP;
     row_offsets(block->queries, PITCH, a_offset);
     row_offsets(block->queries, ldc, c_offset);
     for (ptrdiff_t i = 0; i < block->queries; i += strip) {
         const ptrdiff_t rows = smaller(block->queries - i, strip);
-        const ptrdiff_t keys = seen_by(block, i + rows - 1);
-        for (ptrdiff_t j = 0; keys && j < width; j += ROWS_COLUMNS) {
+        const struct interval keys = keys_of(block, i, rows);
+        for (ptrdiff_t j = 0; keys.from < keys.to && j < width; j += ROWS_COLUMNS) {
             const ptrdiff_t ldb = panel_width(width, j);
-            const struct gemm_rows task = {.a = weights,
+            const struct gemm_rows task = {.a = weights + keys.from,
                                            .a_offset = a_offset + i,
                                            .segment = &none,
                                            .b_row = &none,
                                            .segments = 1,
-                                           .length = keys,
-                                           .b = b + j * length + block->key * ldb,
+                                           .length = keys.to - keys.from,
+                                           .b = b + j * length + (block->key + keys.from) * ldb,
                                            .ldb = ldb,
                                            .c = c + j,
                                            .c_offset = c_offset + i,
                                            .columns = smaller(width - j, ROWS_COLUMNS),
-                                           .accumulate = block->key > 0};
+                                           .accumulate = accumulate};
             NAME(gemm_rows)(rows, &task);
         }
     }
 }
 
 void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
-                           const real *weights, const real *b, real *c, ptrdiff_t ldc) {
-    const ptrdiff_t none = 0, strip = block->seen < block->keys ? STRIP : KEYS;
+                           const real *weights, const real *b, real *c, ptrdiff_t ldc,
+                           int accumulate) {
+    const ptrdiff_t none = 0, strip = block->whole ? KEYS : STRIP;
     for (ptrdiff_t r = 0; r < block->keys; r += strip) {
-        /* queries before the first that sees key r */
-        const ptrdiff_t skipped = block->causal ? larger(r + 1 - block->seen, 0) : 0;
-        for (ptrdiff_t j = 0; j < width; j += ROWS_COLUMNS) {
+        const ptrdiff_t keys = smaller(block->keys - r, strip);
+        const struct interval rows = queries_of(block, r, keys);
+        for (ptrdiff_t j = 0; rows.from < rows.to && j < width; j += ROWS_COLUMNS) {
             const ptrdiff_t ldb = panel_width(width, j);
             const struct gemm_outer task = {
-                .a = weights + skipped * PITCH + r,
+                .a = weights + rows.from * PITCH + r,
                 .a_offset = &none,
                 .lda = PITCH,
-                .b = b + j * length + (block->query + skipped) * ldb,
+                .b = b + j * length + (block->query + rows.from) * ldb,
                 .b_offset = &none,
                 .ldb = ldb,
                 .segments = 1,
-                .length = block->queries - skipped,
+                .length = rows.to - rows.from,
                 .c = c + r * ldc + j,
                 .ldc = ldc,
                 .columns = smaller(width - j, ROWS_COLUMNS),
-                .accumulate = block->causal || block->query > 0,
+                .accumulate = accumulate,
             };
-            NAME(gemm_outer)(smaller(block->keys - r, strip), &task);
+            NAME(gemm_outer)(keys, &task);
+        }
+    }
+}
+
+void NAME(attention_add_bias)(const struct attention_shape *s, ptrdiff_t head,
+                              const struct block *block, real *scores) {
+    const real unscaled = (real)(1 / s->scale);
+    const real slope = s->slopes ? (real)(s->slopes[head] / s->scale) : 0;
+    for (ptrdiff_t i = 0; i < block->queries; i++) {
+        real *row = scores + i * PITCH;
+        const ptrdiff_t query = block->query + i, from = block->from[i], to = block->to[i];
+        if (s->bias) {
+            const real *bias =
+                (const real *)s->bias + (head * s->length + query) * s->keys + block->key;
+            for (ptrdiff_t j = from; j < to; j++) row[j] += bias[j] * unscaled;
+        }
+        const int ahead = (int)(s->query + query - s->key - block->key);
+        for (int j = (int)from; s->slopes && j < to; j++) {
+            row[j] -= slope * (real)(j < ahead ? ahead - j : j - ahead);
         }
     }
 }

@@ -10,8 +10,8 @@
 #include "lanes.h"
 
 /* Queries and keys of a block: whole strips and tiles of gemm_rows, and whole panels and counters.
- * A block of scores of float stays in L1. Along the diagonal of causal attention, a block is
- * divided into strips of STRIP rows. Rows are PITCH apart, a cache line more than KEYS, so that
+ * A block of scores of float stays in L1. A block some of whose weights are
+ * not seen is divided into strips of STRIP rows. Rows are PITCH apart, a cache line more than KEYS, so that
  * what a tile has of each does not fall into a few sets of L1. */
 enum { QUERIES = 60, KEYS = 128, STRIP = 12 };
 enum { PITCH = KEYS + 64 / sizeof(real) };
@@ -28,41 +28,132 @@ INLINE ptrdiff_t panels_size(ptrdiff_t rows, ptrdiff_t columns) {
     return rows * vectors_of(columns) * LANES;
 }
 
-/* Queries and keys of a block, which begins at `query` and `key` of its sample. */
+/* Queries and keys of a block, which begins at `query` and `key` of its sample. Query i sees the
+ * keys from[i] to before to[i]; keys behind those that any query sees are not among them. */
 struct block {
-    ptrdiff_t query, queries, key, keys; /* keys that no query sees are not among them */
-    int causal;
-    ptrdiff_t seen; /* keys, or causal those of the first query: each one sees one more */
+    ptrdiff_t query, queries, key, keys;
+    int whole;   /* all queries see all keys */
+    int gradual; /* the next query begins and ends to see at the same key, or the next */
+    int from[QUERIES], to[QUERIES];
 };
 
-/* Positions between the first key and the first query. */
-INLINE ptrdiff_t ahead(const struct attention_shape *s) {
-    return s->query - s->key;
+/* What the queries [first, first + rows) of a sample see: the first key, and that behind the last.
+ */
+struct interval {
+    ptrdiff_t from, to;
+};
+
+INLINE const int64_t *seen_of(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t query) {
+    return s->seen + sample * s->seen_stride + 2 * query;
 }
 
-INLINE struct block block_of(const struct attention_shape *s, ptrdiff_t length, ptrdiff_t all,
-                             ptrdiff_t query, ptrdiff_t key) {
-    const ptrdiff_t queries = smaller(length - query, QUERIES), keys = smaller(all - key, KEYS);
-    if (!s->causal) return (struct block){query, queries, key, keys, 0, keys};
-    const ptrdiff_t seen = query + ahead(s) + 1 - key;
-    return (struct block){query, queries, key, smaller(keys, seen + queries - 1), 1, seen};
+INLINE struct interval seen_by(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t query,
+                               ptrdiff_t queries) {
+    struct interval all = {0, s->keys};
+    if (!s->seen) return all;
+    all = (struct interval){s->keys, 0};
+    for (ptrdiff_t i = 0; i < queries; i++) {
+        const int64_t *seen = seen_of(s, sample, query + i);
+        if (seen[0] >= seen[1]) continue;
+        all.from = smaller(all.from, (ptrdiff_t)seen[0]);
+        all.to = larger(all.to, (ptrdiff_t)seen[1]);
+    }
+    return all;
 }
 
-/* Number of keys that row i of a block has weights for. */
-INLINE ptrdiff_t seen_by(const struct block *b, ptrdiff_t i) {
-    return larger(smaller(b->seen + i, b->keys), 0);
+/* Queries of a sample, but those behind the last one that sees a key. */
+INLINE ptrdiff_t seeing(const struct attention_shape *s, ptrdiff_t sample) {
+    ptrdiff_t length = s->length;
+    while (s->seen && length > 0) {
+        const int64_t *seen = seen_of(s, sample, length - 1);
+        if (seen[0] < seen[1]) break;
+        length--;
+    }
+    return length;
 }
 
-/* Set the weights of row i of a block that are not seen to 0, as far as products of strips read
- * them. */
+INLINE void find_block(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t length,
+                       ptrdiff_t all, ptrdiff_t query, ptrdiff_t key, struct block *b) {
+    const int keys = (int)smaller(all - key, KEYS);
+    *b = (struct block){.query = query,
+                        .queries = smaller(length - query, QUERIES),
+                        .key = key,
+                        .keys = keys,
+                        .whole = 1};
+    for (int i = 0; i < QUERIES; i++) b->to[i] = keys;
+    if (!s->seen) return;
+    const int64_t *seen = seen_of(s, sample, query);
+    int last = 0, whole = 1, steep = 0;
+    for (int i = 0; i < b->queries; i++) {
+        const int from = (int)(seen[2 * i] - key), to = (int)(seen[2 * i + 1] - key);
+        b->from[i] = from < 0 ? 0 : from > keys ? keys : from;
+        b->to[i] = to > keys ? keys : to;
+        b->to[i] = b->to[i] < b->from[i] ? b->from[i] : b->to[i];
+        whole &= (b->from[i] == 0) & (b->to[i] == keys);
+        const int end = b->from[i] < b->to[i] ? b->to[i] : 0;
+        last = end > last ? end : last;
+    }
+    for (int i = 1; i < b->queries; i++) {
+        steep |= (unsigned)(b->from[i] - b->from[i - 1]) > 1;
+        steep |= (unsigned)(b->to[i] - b->to[i - 1]) > 1;
+    }
+    b->whole = whole;
+    b->gradual = !steep;
+    b->keys = last;
+}
+
+/* The keys that some of the queries [i, i + rows) of a block see. */
+INLINE struct interval keys_of(const struct block *b, ptrdiff_t i, ptrdiff_t rows) {
+    if (b->whole) return (struct interval){0, b->keys};
+    if (b->gradual) return (struct interval){b->from[i], b->to[i + rows - 1]};
+    int from = KEYS, to = 0;
+    for (ptrdiff_t r = i; r < i + rows; r++) {
+        const int sees = b->from[r] < b->to[r], first = sees ? b->from[r] : KEYS;
+        from = first < from ? first : from;
+        to = sees && b->to[r] > to ? b->to[r] : to;
+    }
+    return (struct interval){from, to};
+}
+
+/* The queries that see some of the keys [j, j + columns) of a block, and those between them. */
+INLINE struct interval queries_of(const struct block *b, ptrdiff_t j, ptrdiff_t columns) {
+    if (b->whole) return (struct interval){0, b->queries};
+    const int begin = (int)j, end = (int)(j + columns);
+    int first = QUERIES, last = 0;
+    if (b->gradual) { /* it takes at least so many queries to reach a key */
+        first = (int)larger(begin + 1 - b->to[0], 0);
+        last = (int)(b->queries - larger(b->from[b->queries - 1] - end + 1, 0));
+        while (first < last && b->to[first] <= begin) first++;
+        while (first < last && b->from[last - 1] >= end) last--;
+        return (struct interval){first, last};
+    }
+    for (int i = 0; i < b->queries; i++) {
+        const int from = b->from[i] > begin ? b->from[i] : begin,
+                  to = b->to[i] < end ? b->to[i] : end, row = from < to ? i : QUERIES;
+        first = row < first ? row : first;
+        last = from < to ? i + 1 : last;
+    }
+    return (struct interval){first, last};
+}
+
+/* Set what row i of a block has of keys that are not seen to 0, as far as products of strips of
+ * rows or keys read it. */
 INLINE void zero_unseen(const struct block *b, ptrdiff_t i, real *row) {
-    const ptrdiff_t seen = seen_by(b, i), end = smaller(b->seen + i + STRIP, b->keys);
-    for (ptrdiff_t j = seen; j < end; j++) row[j] = 0;
+    if (b->whole) return;
+    const ptrdiff_t reach = b->gradual ? STRIP : KEYS, from = b->from[i], to = b->to[i];
+    const ptrdiff_t first = larger(from - reach, 0), last = smaller(to + reach, b->keys);
+    for (ptrdiff_t j = first; j < smaller(from, b->keys); j++) row[j] = 0;
+    for (ptrdiff_t j = to; j < last; j++) row[j] = 0;
 }
 
-/* Vector j of a row of a block, `other` behind the first n elements. */
-INLINE vec vector_of(const real *row, ptrdiff_t j, ptrdiff_t n, vec other) {
-    return vselect(vlanes(j) < (ireal)n, vload(row + j), other);
+/* Add biases to the scores of a block, and subtract slopes times distances. */
+void NAME(attention_add_bias)(const struct attention_shape *s, ptrdiff_t head,
+                              const struct block *block, real *scores);
+
+/* Vector j of a row, `other` outside of [from, to). */
+INLINE vec vector_of(const real *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, vec other) {
+    const ivec at = vlanes(j);
+    return vselect((at >= (ireal)from) & (at < (ireal)to), vload(row + j), other);
 }
 
 /* scores (queries, keys) = a b, for queries in rows of a, lda apart, and panels b of the `length`
@@ -70,20 +161,17 @@ INLINE vec vector_of(const real *row, ptrdiff_t j, ptrdiff_t n, vec other) {
 void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
                             const real *a, ptrdiff_t lda, const real *b, real *scores);
 
-/* c (queries, width) = weights b, or c += weights b for all keys but the first block, for panels b
- * of `length` rows; rows of c are ldc apart. */
+/* c (queries, width) = weights b, or c += weights b, for panels b of `length` rows; rows of c are
+ * ldc apart. What no weight is for is left as it is. */
 void NAME(attention_values)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
-                            const real *weights, const real *b, real *c, ptrdiff_t ldc);
+                            const real *weights, const real *b, real *c, ptrdiff_t ldc,
+                            int accumulate);
 
-/* c (keys, width) = weights' b for panels b of `length` rows, or c += weights' b: of causal
- * attention always, else for all queries but the first block. Rows of c are ldc apart. */
+/* c (keys, width) = weights' b, or c += weights' b, for panels b of `length` rows; rows of c are
+ * ldc apart. What no weight is for is left as it is. */
 void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
-                           const real *weights, const real *b, real *c, ptrdiff_t ldc);
-
-/* Number of positions of a sample, of queries or keys. */
-INLINE ptrdiff_t positions(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t most) {
-    return s->lengths ? (ptrdiff_t)s->lengths[sample] : most;
-}
+                           const real *weights, const real *b, real *c, ptrdiff_t ldc,
+                           int accumulate);
 
 /* Set rows [first, last) of `columns` elements, `stride` apart, to 0. */
 INLINE void zero_rows(ptrdiff_t first, ptrdiff_t last, ptrdiff_t columns, real *x,
@@ -92,9 +180,9 @@ INLINE void zero_rows(ptrdiff_t first, ptrdiff_t last, ptrdiff_t columns, real *
     for (ptrdiff_t i = first; i < last; i++) memset(x + i * stride, 0, size);
 }
 
-/* 2^(x factor) are weights of scores x before they are divided by sqrt(width). */
+/* 2^(x factor) are weights of scores x before they are multiplied by the scale. */
 INLINE real to_powers_of_2(const struct attention_shape *s) {
-    return (real)(1.4426950408889634 / __builtin_sqrt((double)s->width));
+    return (real)(1.4426950408889634 * s->scale);
 }
 
 /* factor[j] = s->factor for weights that are kept and 0 for others: of keys [first, first + keys)
@@ -107,6 +195,6 @@ ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s);
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
                                    ptrdiff_t head, const real *dy, const real *q, const real *k,
                                    const real *y, const real *log_sums, real *dq, real *dk,
-                                   real *scratch);
+                                   real *dbias, real *scratch);
 
 #endif

@@ -160,6 +160,12 @@ class DotProductAttention(TakesLengths):
             self.positions.accumulate(self, out_bias)
         return dx, out_kv
 
+    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        """Draw documents, lengths, or the first input."""
+        if len(shape) == 2 and shape[1] > 1:
+            return np.sort(rng.integers(0, 4, size=shape)).astype(np.float32)
+        return super().example(shape, rng)
+
     def _exist(self, given: Array, context: StepContext) -> Array:
         """Return which keys are seen by the lengths or documents of the samples."""
         length = self.output_shape[0]
@@ -167,9 +173,10 @@ class DotProductAttention(TakesLengths):
             return first_positions(self.xp, self.lengths(given, context), length, False)
         ids = whole_numbers(self, "documents", given, 2**24, context.samples)
         try:
-            return documents(self.xp, ids.reshape(given.shape))
+            seen = documents(self.backend.to_numpy(ids).reshape(given.shape))
         except ValueError as error:
             raise self.fail(str(error)) from None
+        return self.backend.asarray(seen, np.dtype("int64"))
 
     def _dropped(self, context: StepContext) -> AttentionDropout | None:
         """Return the key of the mask in training."""
@@ -227,6 +234,7 @@ class CrossAttention(DotProductAttention):
     """
 
     supports = ()
+    sequences = 2
 
     def build(self, *shapes: Shape) -> Shape:
         """Check that there are queries, and keys and values of as many features."""

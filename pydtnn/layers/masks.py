@@ -25,12 +25,12 @@ def positions_seen(queries: int, keys: int, causal: bool, window: int | None) ->
     return np.stack([at - reach + 1, ends], axis=-1).clip(0, keys)[None]
 
 
-def documents(xp: Any, ids: Array) -> Array:
+def documents(ids: np.ndarray) -> np.ndarray:
     """Return the intervals (N, T, 2) of queries that see their own document.
 
     Parameters
     ----------
-    ids : Array of int64, shape (N, T)
+    ids : ndarray of int64, shape (N, T)
         Document of each position, 0 where there is none.
 
     Raises
@@ -39,21 +39,21 @@ def documents(xp: Any, ids: Array) -> Array:
         If positions of a document are not next to each other: with row and id.
     """
     n, length = ids.shape
-    at, edge = xp.arange(length), xp.ones((n, 1), bool)
+    at, edge = np.arange(length), np.ones((n, 1), bool)
     changes = ids[:, 1:] != ids[:, :-1]
-    begins = xp.concatenate([edge, changes], axis=1)
-    ends = xp.concatenate([changes, edge], axis=1)
-    numbers = xp.sort(xp.where(begins & (ids > 0), ids, -1 - at), axis=1)
+    begins = np.concatenate([edge, changes], axis=1)
+    ends = np.concatenate([changes, edge], axis=1)
+    numbers = np.sort(np.where(begins & (ids > 0), ids, -1 - at), axis=1)
     repeated = numbers[:, 1:] == numbers[:, :-1]
     if repeated.any():
-        row, place = (int(i) for i in xp.argwhere(repeated)[0])
+        row, place = (int(i) for i in np.argwhere(repeated)[0])
         raise ValueError(
             f"positions of document {int(numbers[row, place])} of row {row} of the batch are not "
             "next to each other"
         )
-    first = xp.maximum.accumulate(xp.where(begins, at, 0), axis=1)
-    end = xp.minimum.accumulate(xp.where(ends, at + 1, length)[:, ::-1], axis=1)[:, ::-1]
-    return xp.stack([first, xp.where(ids > 0, end, first)], axis=-1)
+    first = np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+    end = np.minimum.accumulate(np.where(ends, at + 1, length)[:, ::-1], axis=1)[:, ::-1]
+    return np.stack([first, np.where(ids > 0, end, first)], axis=-1)
 
 
 def first_positions(xp: Any, lengths: Array, positions: int, all_queries: bool) -> Array:

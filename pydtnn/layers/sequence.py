@@ -60,9 +60,11 @@ class TakesLengths(Layer):
     Lengths are ``(N, 1)``: only the first positions of a sample exist.
     """
 
+    sequences = 1  # inputs before the lengths
+
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Refuse lengths of 16 bits: they do not represent all."""
-        if len(shapes) > 1 and dtype.itemsize == 2:
+        if len(shapes) > self.sequences and dtype.itemsize == 2:
             raise self.fail(
                 f"expected a model of float32 or float64, which represent all lengths, got {dtype}"
             )

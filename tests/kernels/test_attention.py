@@ -83,7 +83,7 @@ def seen_by(options: dict[str, Any], samples: int, length: int) -> np.ndarray | 
         seen = both(np, seen, first_positions(np, lengths, length, False))
     if "seen" in options:
         ids = np.sort(rng.integers(0, 4, (samples, length)))
-        seen = both(np, seen, documents(np, ids))
+        seen = both(np, seen, documents(ids))
         seen[:, rng.random(length) < 0.1] = length // 2  # see no key
     return seen
 

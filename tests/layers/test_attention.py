@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
-from pydtnn.layers import DotProductAttention, Linear, MultiHeadAttention, Sequential, StepContext
+from pydtnn.layers import (
+    CrossAttention,
+    DotProductAttention,
+    Linear,
+    LinearBiases,
+    MultiHeadAttention,
+    RelativePositions,
+    Sequential,
+    StepContext,
+)
 from pydtnn.model import Model
 from tests.each import each
 
@@ -71,3 +81,62 @@ def test_samples_with_lengths_are_computed_as_shorter_ones(causal, backend):
         np.testing.assert_allclose(
             dx[n, :length], backend.to_numpy(own_dx)[0], rtol=1e-11, atol=1e-13
         )
+
+
+def test_documents_of_a_packed_sequence_are_computed_as_samples_of_their_own(backend):
+    options: Any = {"backend": backend, "dtype": "float64", "input_gradient": True}
+
+    def net() -> MultiHeadAttention:
+        return MultiHeadAttention(2, causal=True, window=3, name="a")
+
+    ids = np.array([[1, 1, 1, 1, 7, 7, 0, 3], [0, 0, 2, 2, 2, 2, 2, 2]], float)
+    model = Model(net(), [(8, 4), (8,)], **options)
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 8, 4)), rng.normal(size=(2, 8, 4))
+    arrays = backend.asarray(x), backend.asarray(ids)
+    y, saved = model.forward(arrays, StepContext(training=True))
+    dx, dids = (backend.to_numpy(d) for d in model.backward(backend.asarray(dy), saved))
+    assert not dids.any()
+    for n, document in [(0, 1), (0, 7), (0, 3), (1, 2)]:
+        part = ids[n] == document
+        alone = Model(net(), (part.sum(), 4), **options)
+        alone.load(model.state())
+        own, kept = alone.forward(backend.asarray(x[n : n + 1, part]), StepContext(training=True))
+        own_dx = alone.backward(backend.asarray(dy[n : n + 1, part]), kept)
+        for whole, other in ((backend.to_numpy(y), own), (dx, own_dx)):
+            expected = backend.to_numpy(other)[0]
+            np.testing.assert_allclose(whole[n, part], expected, rtol=1e-11, atol=1e-13)
+    assert not dx[ids == 0].any()
+
+
+def test_a_document_in_two_pieces_is_named(backend):
+    model = Model(DotProductAttention(1, name="a"), [(4, 3), (4,)], backend=backend)
+    ids = np.array([[1, 1, 2, 2], [5, 0, 5, 0]])
+    with pytest.raises(ValueError, match=r"positions of document 5 of row 1 .* not next to"):
+        model.predict((np.zeros((2, 4, 3)), ids))
+
+
+def test_slopes_of_linear_biases_are_those_of_the_paper():
+    eight = 0.5 ** np.arange(1, 9)
+    np.testing.assert_array_equal(LinearBiases().slopes(8), eight)
+    six = [*0.25 ** np.arange(1, 5), 0.5, 0.125]  # of 4, and every second one of 8
+    np.testing.assert_allclose(LinearBiases().slopes(6), six, rtol=1e-15)
+
+
+def test_relative_positions_have_exact_buckets_near_and_logarithmic_ones_far():
+    both_ways = RelativePositions(8, 16).bucket(np.array([-40, -9, -3, -1, 0, 1, 2, 5, 40]))
+    # half for each direction, of which 2 are exact: 2 + log(d / 2) / log(16 / 2) 2
+    np.testing.assert_array_equal(both_ways, [3, 3, 2, 1, 0, 5, 6, 6, 7])
+    back = RelativePositions(8, 16, bidirectional=False).bucket(np.array([3, 0, -3, -5, -15, -99]))
+    np.testing.assert_array_equal(back, [0, 0, 3, 4, 7, 7])
+
+
+def test_cross_attention_with_all_keys_of_the_own_sequence_is_self_attention(backend):
+    rng = np.random.default_rng(0)
+    qkv, lengths = rng.normal(size=(3, 6, 12)), np.array([[4.0], [6.0], [1.0]])
+    options: Any = {"backend": backend, "dtype": "float64"}
+    cross = Model(CrossAttention(2), [(6, 4), (6, 8), (1,)], **options)
+    y = cross.predict((qkv[..., :4], qkv[..., 4:], lengths))
+    whole = Model(DotProductAttention(2), [(6, 12), (1,)], **options).predict((qkv, lengths))
+    for n, length in enumerate(lengths[:, 0].astype(int)):
+        np.testing.assert_allclose(y[n, :length], whole[n, :length], rtol=1e-12)

@@ -31,6 +31,10 @@ LAYERS: dict[str, list[tuple[Any, Any]]] = {
         *((nn.DotProductAttention(2, causal=True), (7, 6)), (nn.DotProductAttention(3), (4, 18))),
         *((nn.DotProductAttention(2, dropout=0.3), (60, 30)), (nn.Rotary(1), [(1, 2)] * 3)),
         (nn.DotProductAttention(2, causal=True, dropout=0.3), (5, 12)),
+        (nn.DotProductAttention(2, window=3, positions=nn.LinearBiases(), scale=0.7), (7, 12)),
+        (nn.DotProductAttention(3, causal=True, positions=nn.RelativePositions(4, 6)), (9, 18)),
+        (nn.CrossAttention(2, dropout=0.2), [(3, 8), (5, 16)]),
+        (nn.CrossAttention(1, positions=nn.RelativePositions(6, 8)), [(5, 4), (3, 8)]),
         *((nn.Rotary(4), Q_K_V), (nn.Rotary(6), [(3, 12), (3, 2), (3, 2)])),
     ],
     "convolutions": [

@@ -235,6 +235,17 @@ COSTS: list[tuple[Any, Any, tuple[int, ...]]] = [
         (294 * (4 + 1 + 5 + 4 + 2), 294 * (16 + 4 + 1 + 2), 4 * (4 * 84 + 42), 4 * (8 * 84 + 42)),
     ),
     (nn.DotProductAttention(3, causal=True), (7, 18), (168 * 14, 168 * 21)),
+    # windows of 3 of 6 keys, and of 2 at the ends; a slope added
+    (
+        nn.DotProductAttention(1, window=2, positions=nn.LinearBiases()),
+        (6, 6),
+        (32 * 15, 32 * 22, 4 * (2 * 48 + 12), 4 * (4 * 48 + 12)),
+    ),
+    (
+        nn.CrossAttention(2),
+        [(3, 4), (5, 8)],
+        (60 * 14, 60 * 21, 4 * (2 * (12 + 40 + 12) + 12), 4 * (4 * (12 + 40 + 12) + 12)),
+    ),
     # two products and a sum for each element of queries and keys; sums of groups of heads
     (nn.Rotary(4), ROTARY, (3 * 240, 3 * 240 + 160, 4 * (320 + 480), 4 * (320 + 480))),
     # two products of 20 choices, or three of 10, and activations; 31 or 36 parameters of an expert

@@ -31,7 +31,7 @@ def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], np.ndarray | None]:
         lengths = rng.integers(0, keys + 1, n)
         seen = both(np, seen, first_positions(np, lengths, queries, cross))
     if not cross and rng.random() < 0.4:
-        seen = both(np, seen, documents(np, np.sort(rng.integers(0, 5, (n, queries)))))
+        seen = both(np, seen, documents(np.sort(rng.integers(0, 5, (n, queries)))))
     shapes = (n, heads, queries, width), (n, heads, keys, width), (n, heads, keys, width)
     case: dict[str, Any] = {"qkv": [rng.standard_normal(shape) for shape in shapes]}
     if rng.random() < 0.4:

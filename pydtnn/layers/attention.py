@@ -70,8 +70,9 @@ class DotProductAttention(TakesLengths):
     first_head = 0  # of this rank, if it has a part of the heads
 
     def can_replay(self) -> bool:
-        """Return whether there is no second input, which the array module checks."""
-        return type(self) is DotProductAttention and len(self.input_shapes) == 1
+        """Return whether neither a second input nor a bias is computed by the array module."""
+        alone = len(self.input_shapes) == 1 and not self.parameters
+        return type(self) is DotProductAttention and alone
 
     def __init__(
         self,

@@ -145,6 +145,19 @@ def test_options_of_training_have_the_same_bytes(options, repeated):
     assert_same(small, repeated=repeated, **options)
 
 
+@each(
+    ("options", "repeated"),
+    [
+        ({"window": 5, "positions": nn.LinearBiases(), "causal": True}, 3),
+        ({"positions": nn.RelativePositions(8, 5)}, 0),  # a bias is computed by NumPy
+    ],
+)
+def test_attention_with_biases_has_the_same_bytes(options, repeated):
+    body = partial(nn.MultiHeadAttention, 2, **options)
+    net = lambda: nn.Sequential(nn.Reshape((48, 16)), body(), nn.Flatten(), nn.Linear(10))  # noqa: E731
+    assert_same(net, repeated=repeated)
+
+
 def test_layers_of_users_run_by_the_loops():
     for layer in (Doubled, partial(Other, 10)):
         net = lambda layer=layer: nn.Sequential(nn.Flatten(), layer(), nn.Linear(10))  # noqa: E731

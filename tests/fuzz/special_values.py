@@ -23,6 +23,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.elementwise import FUNCTIONS
 from pydtnn.kernels.reference.family import wide
+from pydtnn.layers.masks import positions_seen
 from tests.kernels import every_kernel
 from tests.kernels.every_kernel import MAKERS, OF_THE_HOST, Case
 
@@ -247,13 +248,11 @@ def unmasked(call: Call) -> list[np.ndarray]:
     heads = next(arg for arg in args if isinstance(arg, int))
     dq, dkv = np.zeros(q.shape, wide(q).dtype), np.zeros(kv.shape, wide(kv).dtype)
     for n in range(len(q)):
-        length = options["lengths"][n] if "lengths" in options else q.shape[1]
-        for i in range(q.shape[1]):
-            one, row = slice(n, n + 1), slice(i, i + 1)
-            keys = min(length, i + 1) if options["causal"] else length
-            if i >= length:
+        for i, (first, end) in enumerate(options["seen"][n]):
+            one, row, keys = slice(n, n + 1), slice(i, i + 1), slice(first, end)
+            if first >= end:
                 continue
-            part, pair, at = q[one, row], kv[one, :keys], At(0, 0, keys)
+            part, pair, at = q[one, row], kv[one, keys], At(0, 0, end - first)
             with np.errstate(all="ignore"):
                 if not backward:
                     log_sum = np.empty((1, heads, 1), sums.dtype)
@@ -266,7 +265,7 @@ def unmasked(call: Call) -> list[np.ndarray]:
                 given = (dy[one, row], part, y[one, row], sums[one, :, row], heads)
                 NUMPY.attention.backward(*given, out=terms[0], out_kv=terms[1], kv=pair, at=at)
                 dq[one, row] += terms[0]
-                dkv[one, :keys] += terms[1]
+                dkv[one, keys] += terms[1]
     if backward and blocks:
         options["out"][...], options["out_kv"][...] = dq, dkv
     elif backward:
@@ -436,16 +435,19 @@ def attention(d: Draw) -> Call:
     d.kinds = [kind for kind in d.kinds if kind != "inf"]
     n, heads, e = int(d.rng.integers(1, 4)), int(d.rng.integers(1, 4)), d.size(64)
     queries, features = int(d.rng.integers(1, 70)), heads * e
-    block, size, causal = d.chance(0.4), (n, queries, features), d.chance()
-    options: dict[str, Any] = {"causal": causal}
+    block, size = d.chance(0.4), (n, queries, features)
+    window = d.size(queries) if d.chance(0.3) else None
+    seen = positions_seen(queries, queries, d.chance(), window).repeat(n, axis=0)
+    if d.chance(0.3):
+        lengths = d.rng.integers(0, queries + 1, n)
+        seen = np.minimum(seen, lengths[:, None, None])
+    options: dict[str, Any] = {"seen": seen}
     y, sums = d.empty(size), d.empty((n, heads, queries), arithmetic(d.dtype))
     q = d.array(size if block else (n, queries, 3 * features), most=0.1)
     operands = [q]
     if block:
         operands.append(d.array((n, queries, 2 * features), most=0.1))
         options |= {"kv": operands[1], "at": At(0, 0, queries)}
-    elif d.chance(0.3):
-        options["lengths"] = d.rng.integers(0, queries + 1, n)
     forward = Call("attention", "forward", (q, heads), {"out": y, "log_sums": sums})
     forward.options |= options
     if d.chance():

@@ -17,6 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import noisy_clock
+
+if NOISY := os.environ.get("PYDTNN_NOISY_CLOCK"):  # before anything keeps a clock
+    noisy_clock.install(int(NOISY))
+
 from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
 from pydtnn.utils.machine import limit_blas_threads
@@ -109,6 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("tools")]
     measure.mark(items)
+    if NOISY:
+        items[:] = [i for i in items if not i.nodeid.startswith(noisy_clock.ABOUT_CLOCKS)]
     if not config.getoption("--matrix") and REPORTS not in os.environ:
         left_out = {item for item in items if item.get_closest_marker("matrix")}
         others = (item for item in items if item not in left_out)

@@ -1,7 +1,7 @@
 """Clocks that run up to eight times too fast or too slow: ``PYDTNN_NOISY_CLOCK=1 make test``.
 
-Each interval between two readings of a clock is multiplied by a random factor, so that a test that
-compares measured times, or a deadline that is near, fails within a run or two, on any machine.
+Intervals between readings of a clock are multiplied by a factor that changes at random, so that a
+test that compares measured times, or a deadline that is near, fails within a few runs, anywhere.
 Commands that tests start, other than ranks of tests, have the clocks of the system.
 """
 
@@ -12,8 +12,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 MOST = 8.0
+
+CHANGES = 0.05
+"""Part of the readings at which the speed of a clock changes: other work lasts for a while."""
 
 ABOUT_CLOCKS = (
     "tests/tools/tracing/test_clock.py",
@@ -25,17 +30,18 @@ ABOUT_CLOCKS = (
 """Tests of readings that different processes, or Python and C, have of one clock."""
 
 
-def noisy(clock: Callable[[], float], rng: random.Random) -> Callable[[], float]:
-    """Return a clock that never goes back, each of whose intervals has an error of its own."""
-    lock, before = threading.Lock(), clock()
-    shown = before
+def noisy(clock: Callable[[], float], state: Any, rng: random.Random) -> Callable[[], float]:
+    """Return a clock that never goes back, and whose speed changes at random."""
+    lock = threading.Lock()
 
     def read() -> float:
-        nonlocal before, shown
         with lock:
             now = clock()
-            shown += (now - before) * MOST ** rng.uniform(-1, 1)
-            before = now
+            before, shown, factor = getattr(state, "readings", (now, now, 1.0))
+            if rng.random() < CHANGES:
+                factor = MOST ** rng.uniform(-1, 1)
+            shown += (now - before) * factor
+            state.readings = now, shown, factor
             return shown
 
     return read
@@ -43,7 +49,9 @@ def noisy(clock: Callable[[], float], rng: random.Random) -> Callable[[], float]
 
 def install(seed: int) -> None:
     """Replace the clocks of `time` in this process."""
-    for name in ("perf_counter", "monotonic"):
-        clock = noisy(getattr(time, name), random.Random(1000 * os.getpid() + seed))
+    for name in ("perf_counter", "monotonic", "process_time", "thread_time"):
+        state = threading.local() if name == "thread_time" else SimpleNamespace()
+        rng = random.Random(1000 * os.getpid() + seed)
+        clock = noisy(getattr(time, name), state, rng)
         setattr(time, name, clock)
         setattr(time, f"{name}_ns", lambda clock=clock: int(1e9 * clock()))

@@ -1,11 +1,22 @@
 """Losses and metrics of classes at several positions of a sample."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy, Hinge
-from pydtnn.metrics import Accuracy, CategoricalHinge, Perplexity, TopKAccuracy, get_metric
+from pydtnn.metrics import (
+    BLEU,
+    Accuracy,
+    CategoricalHinge,
+    ExactMatch,
+    Perplexity,
+    TopKAccuracy,
+    bleu,
+    get_metric,
+)
 from pydtnn.tools.testing import check_loss, check_metric
 from pydtnn.training.metric_sums import Totals
 
@@ -79,3 +90,80 @@ def test_wrong_targets_are_refused(what, target):
         what.check(shape, target[:, :2])
     with pytest.raises(ValueError, match="end the model with Flatten and Linear"):
         what.check(shape, target[:, 0])
+
+
+WHOLE = [ExactMatch(), ExactMatch(ignore_index=6, end=5), BLEU(2), BLEU(3, ignore_index=6, end=5)]
+
+
+@pytest.mark.parametrize("metric", WHOLE, ids=lambda metric: metric.name)
+def test_metrics_of_whole_sequences_keep_the_contract(metric, target):
+    check_metric(metric, (POSITIONS, CLASSES), target)
+
+
+def result(metric, predicted, target, parts):
+    """The result for predictions of classes, computed in parts."""
+    metric.prepare((1, CLASSES))
+    totals = Totals(["m"], results={"m": metric.result}, sizes={"m": metric.size})
+    for part in np.array_split(np.arange(len(target)), parts):
+        y = np.eye(CLASSES)[predicted[part]]
+        totals.add(len(part), metric(np, y, target[part]))
+    return totals.means()["m"]
+
+
+def test_the_scores_of_sequences_by_hand():
+    target = np.array([[1, 2, 3, 4], [1, 1, 2, 5], [3, 3, 6, 6]])
+    predicted = np.array([[1, 2, 3, 3], [1, 2, 1, 1], [3, 3, 0, 0]])
+    assert result(ExactMatch(), target, target, 2) == 1
+    assert result(ExactMatch(), predicted, target, 2) == 0
+    assert result(ExactMatch(ignore_index=6), predicted, target, 2) == pytest.approx(1 / 3)
+    # 1-grams 3 + 3 + 2 of 12, where 1 matches twice of 3; 2-grams (1 2) (2 3), (1 2) (1 1), (3 3)
+    expected = (8 / 12 * 5 / 9) ** 0.5
+    assert result(BLEU(2), predicted, target, 3) == pytest.approx(expected, rel=1e-14)
+    # without class 6: 8 of 10, 5 of 7; what follows class 3 is left out: lengths 2 and 7
+    expected = (8 / 10 * 5 / 7) ** 0.5
+    assert result(BLEU(2, ignore_index=6), predicted, target, 1) == pytest.approx(expected)
+    short = result(BLEU(1, end=3), predicted[:1], np.array([[1, 2, 4, 4]]), 1)
+    assert short == pytest.approx(np.exp(1 - 4 / 2), rel=1e-14)
+    assert result(BLEU(), predicted, target, 1) == 0  # no 4-gram is right
+
+
+def test_bleu_of_several_references_by_hand():
+    """The example of Papineni et al. 2002, section 2.1: "the" counts twice of 7."""
+    candidate = ["the"] * 7
+    references = [
+        ["the", "cat", "is", "on", "the", "mat"],
+        ["there", "is", "a", "cat", "on", "the", "mat"],
+    ]
+    assert bleu([candidate], [references], order=1) == pytest.approx(2 / 7, rel=1e-14)
+    # of the nearest lengths the shorter: 2 of 1 and 3; both 1-grams are right in one of them
+    assert bleu([["a", "b"]], [[["a"], ["b", "c", "d"]]], order=1) == 1
+    assert bleu([["a"]], [[["a", "b", "c"]]], order=1) == pytest.approx(np.exp(1 - 3), rel=1e-14)
+
+
+@pytest.mark.parametrize("end", [None, 4])
+def test_bleu_is_the_same_in_any_parts_and_that_of_counted_ngrams(end):
+    rng = np.random.default_rng(7)
+    target = rng.integers(5, size=(30, 12))
+    predicted = np.where(rng.random(target.shape) < 0.7, target, rng.integers(5, size=target.shape))
+    target[np.arange(12) >= rng.integers(1, 13, size=(30, 1))] = 6
+
+    def cut(row, kept):
+        row = row[kept].tolist()
+        return row[: row.index(end)] if end in row else row
+
+    ours = [cut(p, t != 6) for p, t in zip(predicted, target, strict=True)]
+    theirs = [cut(t, t != 6) for t in target]
+    log, order = 0.0, 3
+    for n in range(1, order + 1):
+        right = total = 0
+        for pair in zip(ours, theirs, strict=True):
+            own, known = (Counter(tuple(s[i : i + n]) for i in range(len(s) - n + 1)) for s in pair)
+            right += sum(min(count, known[gram]) for gram, count in own.items())
+            total += max(len(pair[0]) - n + 1, 0)
+        log += np.log(right / total) / order
+    c, r = sum(map(len, ours)), sum(map(len, theirs))
+    expected = np.exp(log) * (1 if c > r else np.exp(1 - r / c))
+    found = {result(BLEU(order, 6, end), predicted, target, parts) for parts in (1, 2, 7)}
+    assert len(found) == 1  # integers are added up
+    assert found.pop() == pytest.approx(expected, rel=1e-14)
+    assert bleu(ours, [[t] for t in theirs], order) == pytest.approx(expected, rel=1e-14)

@@ -23,12 +23,13 @@ from pydtnn.losses.targets import (
     checked_index,
     dense,
     is_classes,
+    one_hot,
     rows_of,
 )
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.registry import Registry
-from pydtnn.utils.validate import check_float, check_int
+from pydtnn.utils.validate import check_bool, check_float, check_int
 
 WeightsLike = Sequence[float] | np.ndarray | Mapping[Any, float]
 
@@ -217,7 +218,7 @@ class _ClassLoss(Loss):
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
         rows, target, positions = rows_of(y, target)
-        if positions == 1 or self.ignore_index is not None:  # a mean over the targets that count
+        if positions == 1 or self.counts_targets:  # a mean over the targets that count
             return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape))
         scale = scale / positions
         return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape)) / positions
@@ -375,6 +376,78 @@ class CategoricalCrossEntropy(_ClassLoss):
         return self.class_weights.place(backend, y.shape[1], dtype)
 
 
+class KLDivergence(_ClassLoss):
+    """Kullback-Leibler divergence of softmax(logits) from the distributions that are the targets.
+
+    ``L = T^2 sum_n sum_k q_nk (log q_nk - log softmax(y_n / T)_k)``, whose gradient is
+    ``T (softmax(y_n / T) - q_n)``. Targets q are probabilities ``(N, K)``, or ``softmax(t / T)`` of
+    logits t of another network. Logits ``(N, T, K)`` have the mean over T positions. Targets may
+    also be classes, which are one-hot rows.
+
+    Parameters
+    ----------
+    temperature : float
+        The `T` above, by which logits are divided; above 0. The factor T^2 keeps the scale of the
+        gradient.
+    from_logits : bool
+        Whether targets are logits.
+    ignore_nan : bool
+        Whether positions with NaN in their targets have neither loss nor gradient. As with
+        `ignore_index` of `CategoricalCrossEntropy`, the mean divides by the number of all others.
+
+    References
+    ----------
+    Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015, section 2.
+    """
+
+    metrics = ()  # type: ignore[assignment]
+
+    def __init__(
+        self, temperature: float = 1.0, from_logits: bool = False, ignore_nan: bool = False
+    ) -> None:
+        who = "KLDivergence"
+        self.temperature = check_float(who, "temperature", temperature, above=0)
+        self.from_logits = check_bool(who, "from_logits", from_logits)
+        self.ignore_nan = check_bool(who, "ignore_nan", ignore_nan)
+
+    @property
+    def counts_targets(self) -> bool:  # type: ignore[override]
+        """Whether the mean is over the positions whose targets are not NaN."""
+        return self.ignore_nan
+
+    def count(self, shape: tuple[int, ...], target: Array) -> Number:
+        """Count the positions that are not ignored."""
+        if not self.ignore_nan:
+            return shape[0]
+        known = target == target
+        return (known.all(axis=-1) if target.ndim == len(shape) else known).sum()
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets are neither classes nor distributions, or logits of them."""
+        if tuple(target.shape) == tuple(shape) and len(shape) > 1 and target.dtype.kind == "f":
+            if self.from_logits:
+                return
+            if self.ignore_nan:
+                missing, target = (target != target).any(axis=-1), target.copy()
+                target[missing] = 1 / shape[-1]
+        check_distribution(type(self).__name__, shape, target)
+
+    def compute_rows(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        xp, t = backend.xp, self.temperature
+        soft = target.ndim == 2
+        q = target.astype(y.dtype, copy=False) if soft else one_hot(xp, target, y.shape[1], y.dtype)
+        if soft and self.from_logits:
+            q = xp.exp((q - q.max(axis=1, keepdims=True)) / t)
+            q /= q.sum(axis=1, keepdims=True)
+        if self.ignore_nan:
+            q = xp.where((q == q).all(axis=1)[:, None], q, 0)
+        y = y if t == 1 else y / t
+        value = backend.loss.weighted_cross_entropy(y, q, None, None, 0.0, t * scale, out=out)
+        return t**2 * (value + (q * xp.log(xp.where(q > 0, q, 1))).sum(dtype="float64"))
+
+
 class BinaryCrossEntropy(_DenseLoss):
     """Cross-entropy of sigmoid(logits) with probabilities, mean over a sample's outputs.
 
@@ -446,6 +519,7 @@ class Hinge(_ClassLoss):
 
 LOSSES: dict[str, Callable[..., Loss]] = {
     "cross_entropy": CategoricalCrossEntropy,
+    "kl_divergence": KLDivergence,
     "binary_cross_entropy": BinaryCrossEntropy,
     "mse": MeanSquaredError,
     "mae": MeanAbsoluteError,
@@ -460,6 +534,8 @@ ALIASES = {
     "crossentropy": "cross_entropy",
     "crossentropyloss": "cross_entropy",
     "ce": "cross_entropy",
+    "kl": "kl_divergence",
+    "kldivloss": "kl_divergence",
     "bce": "binary_cross_entropy",
     "bce_with_logits": "binary_cross_entropy",
     "bcewithlogitsloss": "binary_cross_entropy",

@@ -9,6 +9,7 @@ from pydtnn.losses import (
     BinaryCrossEntropy,
     CategoricalCrossEntropy,
     Hinge,
+    KLDivergence,
     MeanAbsoluteError,
     MeanSquaredError,
     get_loss,
@@ -36,6 +37,10 @@ def cases():
         "soft, smoothed": (CategoricalCrossEntropy(0.1), (5, 4), soft),
         "soft, weighted": (CategoricalCrossEntropy(class_weights=WEIGHTS), (5, 4), soft),
         "soft, weighted, smoothed": (CategoricalCrossEntropy(0.1, WEIGHTS), (5, 4), soft),
+        "divergence": (KLDivergence(), (5, 4), soft),
+        "divergence of classes": (KLDivergence(2.0), (5, 4), CLASSES),
+        "divergence of logits": (KLDivergence(3.0, from_logits=True), (5, 4), numbers),
+        "divergence of sequences": (KLDivergence(0.5), (5, 2, 4), np.stack([soft, soft[::-1]], 1)),
         "hinge": (Hinge(), (5, 4), CLASSES),
         "bce": (BinaryCrossEntropy(), (5, 4), shares),
         "bce of classes": (BinaryCrossEntropy(), (5, 4), CLASSES),
@@ -196,6 +201,28 @@ def test_an_ignored_class_has_neither_loss_nor_gradient(backend, ignored, weight
         loss.check(y.shape, np.where(kept, target, 9))
 
 
+@each("logits", [False, True])
+def test_a_divergence_is_the_mean_over_the_positions_whose_targets_are_known(backend, logits):
+    rng = np.random.default_rng(3)
+    y, q = rng.normal(size=(4, 5, 3)), rng.dirichlet(np.ones(3), size=(4, 5))
+    target, kept = np.log(q) if logits else q, rng.random((4, 5)) < 0.6
+    options = {"temperature": 1.0 if logits else 2.0, "from_logits": logits}
+    loss = KLDivergence(**options, ignore_nan=True)
+    given = np.where(kept[..., None], target, np.nan)
+    value, dy = run(loss, backend, y, given, 0.5)
+    total, expected = run(KLDivergence(**options), backend, y[kept], target[kept], 0.5)
+    assert value == pytest.approx(total, rel=1e-12)
+    np.testing.assert_allclose(dy[kept], expected, rtol=1e-11, atol=1e-15)
+    assert not dy[~kept].any()
+    assert loss.count(y.shape, given) == kept.sum()
+    t = options["temperature"]
+    p = np.exp(y / t) / np.exp(y / t).sum(axis=-1, keepdims=True)
+    assert value == pytest.approx(t**2 * (q * np.log(q / p))[kept].sum(), rel=1e-12)
+    whole, _ = run(KLDivergence(**options), backend, y, target)
+    assert whole == pytest.approx(t**2 * (q * np.log(q / p)).sum() / 5, rel=1e-12)
+    assert run(KLDivergence(), backend, np.log(q), q)[0] == pytest.approx(0, abs=1e-14)
+
+
 HALVES = np.full((2, 2), 0.5)
 
 
@@ -212,6 +239,8 @@ HALVES = np.full((2, 2), 0.5)
         ("cross_entropy", (2, 2), 1.5 * HALVES, "sum of 1.5 and a minimum of 0.75 for sample 0"),
         ("cross_entropy", (1, 2), np.array([[-0.5, 1.5]]), "sum of 1 and a minimum of -0.5"),
         ("cross_entropy", (2, 3), HALVES, r"must have the shape \(2, 3\) .*, got \(2, 2\)"),
+        ("kl", (2, 2), 1.5 * HALVES, "KLDivergence: probabilities .* sum of 1.5"),
+        ("kl", (1, 2), np.full((1, 2), np.nan), "KLDivergence: probabilities .* sum of nan"),
         ("hinge", (2, 2), HALVES, r"Hinge: the target must be integer classes of shape \(2,\)"),
         ("bce", (2, 2), np.array([[0, 1], [1, 1.5]]), r"must be in \[0, 1\], got 1.5 for sample 1"),
         ("bce", (2, 1), np.array([np.nan, 1]), "got nan for sample 0 of the batch"),
@@ -247,6 +276,7 @@ def test_one_hot_rows_of_any_type_and_masks_are_classes(backend, shape, dtype):
     [
         (lambda: CategoricalCrossEntropy(ignore_index=1.5), "ignore_index must be a whole number"),
         (lambda: CategoricalCrossEntropy(1.0), "label_smoothing must be at least 0 and below 1"),
+        (lambda: KLDivergence(0), "KLDivergence: temperature must be above 0, got 0"),
         (lambda: get_loss("cros_entropy"), "unknown loss .*; did you mean 'cross_entr"),
         (lambda: get_loss("mse", label_smoothing=0.1), "unknown option of mse 'label_smoothing'"),
     ],

@@ -29,6 +29,12 @@ def summed(y: Any, t: Any, **options: Any) -> Any:
     return F.cross_entropy(y, t, W, reduction="sum", **options) / len(y)
 
 
+def divergence(y: Any, q: Any, t: float = 1.0) -> Any:
+    return t**2 * F.kl_div(F.log_softmax(y / t, dim=1), q, reduction="batchmean")
+
+
+LOGITS: dict[str, Any] = {"temperature": 3.0, "from_logits": True}
+
 CASES: list[tuple[str, dict[str, Any], Any, str]] = [
     ("cross_entropy", {}, F.cross_entropy, "classes"),
     ("cross_entropy", SMOOTH, partial(F.cross_entropy, **SMOOTH), "classes"),
@@ -37,6 +43,8 @@ CASES: list[tuple[str, dict[str, Any], Any, str]] = [
     ("cross_entropy", WEIGHTED, summed, "classes"),
     ("cross_entropy", WEIGHTED | SMOOTH, partial(summed, **SMOOTH), "classes"),
     ("cross_entropy", WEIGHTED, partial(F.cross_entropy, weight=W), "distributions"),
+    ("kl_divergence", {}, divergence, "distributions"),
+    ("kl_divergence", LOGITS, lambda y, t: divergence(y, F.softmax(t / 3, 1), 3.0), "numbers"),
     ("binary_cross_entropy", {}, F.binary_cross_entropy_with_logits, "probabilities"),
     ("mse", {}, F.mse_loss, "numbers"),
     ("mae", {}, F.l1_loss, "numbers"),

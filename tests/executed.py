@@ -32,6 +32,9 @@ HEADER = re.compile(r"['\"]|from __future__")
 HIT = "getattr(__import__('builtins'), '_hit', id)"
 """What records a part; without `tests.hits`, as in a copy that a test makes, nothing does."""
 
+ALONE = "pydtnn/comm/monitor/process.py"
+"""A program that Python runs without `sitecustomize`."""
+
 DEFINED = re.compile(r"(from|import|def|class)\b|    \"?\w+\"?,$")
 """Lines of a module that do not use the names in them."""
 
@@ -134,7 +137,8 @@ def pytest_in(
     folder: Path, arguments: Sequence[str], variables: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start pytest in a copy of the checkout; end it and what it has started with the block."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    own = {"PYTHONPATH": str(folder), "PYDTNN_TEST_HITS": "", "PYTEST_PLUGINS": ""}
+    environment = {**os.environ, **own, **variables}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         process = subprocess.Popen(
@@ -166,6 +170,10 @@ def record(
         text, found = instrumented(path.read_text(), count(len(names)))
         file = path.relative_to(copy).as_posix()
         names += [f"{file}::{name}" for name in found]
+        if file == ALONE:
+            module = str(copy / "sitecustomize.py")
+            loaded = f"(__import__('runpy').run_path({module!r}), {HIT})[1]"
+            text = text.replace(HIT, loaded, 1)
         path.write_text(text)
     folder = copy / "build" / "hits"
     folder.mkdir(parents=True)

@@ -83,7 +83,8 @@ FIELDS = {"annotation", "returns", "decorator_list"}
 FUNCTIONS = {"__repr__", "__str__"}
 CALLS = {"warn", "debug", "info", "warning", "error", "isinstance", "cast", "TypeVar"}
 CONDITIONS = re.compile(r"\b(TYPE_CHECKING|__name__|sys\.platform)\b")
-SYMMETRIC = {"max", "min", "gcd", "lcm", "maximum", "minimum", "add", "multiply"}
+SYMMETRIC = {"max", "min", "gcd", "lcm", "maximum", "minimum", "add", "multiply", "logaddexp"}
+SYMMETRIC |= {"suppress", "array_equal", "shares_memory", "may_share_memory"}
 
 
 Edit = tuple[Any, str]

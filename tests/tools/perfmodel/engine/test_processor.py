@@ -8,8 +8,10 @@ import pytest
 from pydtnn.comm import run_threads
 from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests
 from pydtnn.tools.perfmodel.engine import processor
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
+from pydtnn.utils import clock
 from tests.each import each
 from tests.tools.perfmodel.virtual.costs import UniformCosts, cluster
 
@@ -57,3 +59,40 @@ def test_ranks_that_sleep_take_time_for_tests_and_wake_late(monkeypatch):
     monkeypatch.setattr(processor.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(processor.time, "perf_counter", lambda: next(times))
     assert processor._measure_wake() == pytest.approx(0.25)
+
+
+@each("cores", [1, 8])
+@each(
+    ("hosts", "own"),
+    [
+        ("aabb", Processor(1e-5, copy=2e-9, add=1e-9)),
+        ("ab", Processor(1e-5, eager=processor.LENGTHS[3])),
+        ("ab", Processor(1e-5, wake=1e-4, test=1.2e-4)),
+    ],
+)
+def test_virtual_ranks_measure_the_processor_that_they_have(hosts, own, cores, monkeypatch):
+    network = Network.create(
+        [*map(hosts.index, hosts)], latency=1e-3, bandwidth=1e8, local_latency=1e-4
+    )
+
+    def spend(seconds):
+        rank = clock.virtual()
+        rank.engine.spend(rank._rank, seconds)
+
+    times = {"perf_counter": clock.now, "thread_time": clock.now}
+    sleep = SimpleNamespace(sleep=lambda seconds: spend(seconds + (own.wake or 0.0)), **times)
+    monkeypatch.setattr(processor, "time", sleep)
+    monkeypatch.setattr(processor, "sleeps", lambda: own.wake is not None)
+    monkeypatch.setattr(processor.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(processor.np, "matmul", lambda x, y, out: spend(1e-4))
+    costs = UniformCosts()
+    found = run_virtual(Processor.measure, network, network=network, costs=costs, processor=own)
+    one, *others = found.results
+    assert others == [one] * (len(hosts) - 1)
+    # a message of an element in a ring, whose end is noticed late, or of 64 B, which are copied
+    late, nbytes = (own.notice(1e-3), 4) if own.wake else (0.0, 64)
+    message = 2 * own.call + 1e-3 + nbytes / 1e8 + late
+    beside = 2 if (hosts, cores) == ("aabb", 1) else 1  # ranks of a core
+    expected = own._replace(call=message / 2 / beside, add=own.add / beside)
+    assert one._replace(wake=0) == pytest.approx(expected._replace(wake=0), rel=1e-3, abs=1e-15)
+    assert one.wake == pytest.approx(own.wake)

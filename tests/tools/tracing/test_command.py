@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from pydtnn.tools.trace import main
+from pydtnn.tools.tracing import summary
+from tests.each import each
 from tests.tools.tracing.synthetic import LAYERS, MS, write_run
 
 
@@ -50,6 +52,48 @@ def test_the_summary_names_the_rank_and_the_layer_that_are_slow(folder, tmp_path
     assert "1 rank on 1 host" in text
     assert "slow" not in text
     assert "efficiency" not in text
+
+
+SUMMARIES = {
+    # two ranks, of which the second takes 8 ms longer in each of 8 steps
+    2: """2 ranks on 1 host, 0.233 s: 8 steps of 2 epochs, median 29.120 ms
+        clocks agree within 0.5 us
+        rank 1 is slow in layer conv1 (backward): 13.000 ms per step, 5.000 ms on the other ranks
+        step phase 16 0.458 s 0.000 s 28.620 ms 98.3%
+        conv1 backward 16 0.144 s 0.144 s 9.000 ms 30.9%
+        iallreduce call 32 0.000 s 0.000 s 0.010 ms 0.1% 93.8 KiB
+        rank 0 0.166 s 71% 0.003 s 1% 0.064 s 28% 0.233 s 0.092 s
+        rank 0 for rank 1 0.064 s
+        rank 1 to rank 0 32 46.9 KiB
+        conv2 backward 6.000 ms 2.00 1.00
+        parallel efficiency 84.8% useful time over runtime
+        load balance 86.1% mean over maximum of useful time
+        transfer 98.6% time of messages and calls
+        runtime 0.233 s, on an ideal network 0.230 s, useful at most 0.230 s
+        layer conv1 (backward) rank 1 13.000 ms 44.6%
+        8 of 8 steps were late because of rank 1, layer conv1 (backward): 8.000 ms beyond""",
+    # one rank more than have lines of their own: each takes 8 ms longer than the one before
+    5: """5 ranks on 3 hosts, 0.425 s: 8 steps of 2 epochs, median 53.120 ms
+        rank 4 0.422 s
+        ... and 1 ranks that wait neither most nor least""",
+    1: """1 rank on 1 host, 0.166 s: 8 steps of 2 epochs, median 20.720 ms
+        rank 0 0.166 s 100% 0.000 s 0% 0.000 s 0% 0.166 s 0.092 s""",
+}
+
+
+@each("ranks", SUMMARIES)
+def test_numbers_of_a_summary_are_those_of_the_run(ranks, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(summary, "MAX_RANKS", 1)
+    late = {"conv1 backward": 8 * MS}
+    run = {"ranks": ranks, "epochs": 2, "steps": 4, "skew": False}
+    write_run(tmp_path, **run, slower=lambda rank, *at: rank * late.get(at[-1], 0))
+    text = output(capsys, "summary", tmp_path)
+    lines = "\n".join(" ".join(line.split()) for line in text.splitlines())
+    for line in SUMMARIES[ranks].splitlines():
+        assert f"\n{line.strip()}" in f"\n{lines}"
+    assert (
+        ("critical path" in text) == ("messages" in text) == ("clocks agree" in text) == (ranks > 1)
+    )
 
 
 def test_the_summary_names_the_rank_that_waits_for_its_batches(folder, capsys):

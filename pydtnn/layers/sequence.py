@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
-from pydtnn.layers.node import Node
 
 
 def whole_numbers(layer: Layer, what: str, given: Array, most: int, samples: Any) -> Array:
@@ -39,28 +37,13 @@ def whole_numbers(layer: Layer, what: str, given: Array, most: int, samples: Any
     return numbers
 
 
-def sequence_inputs(who: str, inputs: Sequence[Node], shape: str) -> None:
-    """Check the inputs of a block: a sequence, and lengths if they differ.
-
-    Raises
-    ------
-    ValueError
-    """
-    if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:
-        shapes = " and ".join(str(node.shape) for node in inputs)
-        raise ValueError(
-            f"{who}: expected one input of shape {shape}, and lengths of shape (1,) if they "
-            f"differ, got {shapes}"
-        )
-
-
 class TakesLengths(Layer):
     """Base class of layers of sequences that may have a second input, the lengths of the samples.
 
     Lengths are ``(N, 1)``: only the first positions of a sample exist.
     """
 
-    sequences = 1  # inputs before the lengths
+    sequences = 1  # inputs besides the lengths
 
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Refuse lengths of 16 bits: they do not represent all."""

@@ -121,6 +121,16 @@ LAYERS: dict[str, list[tuple[Any, Any]]] = {
             {"reverse": True},
             {"return_sequences": False},
             {"return_sequences": False, "reverse": True, "bias": False},
+            {"return_states": True},
+        )
+    ]
+    + [
+        (kind(3, **options), [(3, 2), *[(3,)] * kind.carried])
+        for kind in (nn.LSTMLayer, nn.GRULayer)
+        for options in (
+            {"return_sequences": False},
+            {"return_states": True, "reverse": True},
+            {"return_states": True, "return_sequences": False},
         )
     ],
     "sequences": [

@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.layers import GRU, LSTM, GRULayer, Linear, Net, Sequential, StepContext
+from pydtnn.layers import (
+    GRU,
+    LSTM,
+    Concat,
+    GRULayer,
+    Linear,
+    Net,
+    Sequential,
+    Slice,
+    StepContext,
+)
+from pydtnn.layers.blocks import Block, GraphBuilder
+from pydtnn.layers.node import Node, Outputs, nodes
+from pydtnn.layers.recurrent import Recurrent
 from pydtnn.model import Model
 from pydtnn.tools.testing import check_plan
 from tests.each import each
@@ -65,6 +78,91 @@ def test_layers_and_directions_are_those_that_their_layers_compute(kind):
     limit = 4**-0.5
     values = np.concatenate([p.master.ravel() for p in model.parameters.values()])
     assert 0.95 * limit < abs(values).max() <= limit  # uniform, as in PyTorch
+
+
+class Widened(Block):
+    """Linear layers of the sequence, of lengths of samples, and of states that are no lengths."""
+
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
+        x, lengths, *states = inputs
+        return (
+            graph.add(Linear(6), x),
+            lengths,
+            *(graph.add(Linear(4, name=f"s{i}"), state) for i, state in enumerate(states)),
+        )
+
+
+class InParts(Block):
+    """A stack of which a second use continues after the first part of the steps."""
+
+    def __init__(self, net: Recurrent, steps: int) -> None:
+        super().__init__(name="")
+        self.net, self.steps = net, steps
+
+    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
+        first = graph.add(Slice(slice(0, self.steps)), inputs[0])
+        y, *states = nodes(graph.add(self.net, first, *inputs[1:]))
+        second, *states = nodes(
+            graph.add(self.net, graph.add(Slice(slice(self.steps, None)), inputs[0]), *states)
+        )
+        return graph.add(Concat(0), y, second), *states
+
+
+@each("steps", [1, 4])
+@each("kind", STACKS)
+def test_parts_of_a_sequence_whose_states_are_carried_are_the_whole_sequence(kind, steps):
+    """One direction of two layers, which a second use shares."""
+    rng, count = np.random.default_rng(0), 2 * kind.kind.carried
+    xs = (rng.normal(size=(3, 6, 2)), *rng.normal(size=(count, 3, 4)))
+    shapes, whole = [x.shape[1:] for x in xs], kind(4, layers=2, return_states=True, name="a")
+    dys = (rng.normal(size=(3, 6, 4)), *rng.normal(size=(count, 3, 4)))
+    results = []
+    for net in (whole, InParts(kind(4, layers=2, return_states=True, name="a"), steps)):
+        model = Model(Sequential(net, name=""), shapes, dtype="float64", input_gradient=True)
+        ys, saved = model.forward(xs, StepContext(training=True))
+        dxs = model.backward(dys, saved)
+        results.append([*ys, *dxs, *(p.grad for p in model.parameters.values())])
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@each("kind", STACKS)
+def test_a_sample_with_a_length_begins_and_ends_with_its_own_states(kind):
+    """One of length 0 ends with the states with which it begins."""
+    lengths, count = np.array([5, 2, 0]), 2 * kind.kind.carried
+    rng, options = np.random.default_rng(0), {"bidirectional": True, "return_states": True}
+    x, states = rng.normal(size=(3, 5, 2)), rng.normal(size=(count, 3, 4))
+    dends, settings = rng.normal(size=(count, 3, 4)), {"dtype": "float64", "input_gradient": True}
+
+    def run(steps: int, rows: slice, *lengths: np.ndarray) -> Any:
+        shapes = [(steps, 2), *[(1,)] * len(lengths), *[(4,)] * count]
+        model = Model(kind(4, **options), shapes, **settings)
+        xs = (x[rows, :steps], *lengths, *states[:, rows])
+        (y, *ends), saved = model.forward(xs, StepContext(training=True))
+        dx, *others = model.backward((np.ones_like(y), *dends[:, rows]), saved)
+        return [y, dx, *ends, *others[len(lengths) :]]
+
+    found = run(5, slice(3), lengths[:, None].astype(float))
+    for n in range(2):
+        alone = run(int(lengths[n]), slice(n, n + 1))
+        for ours, expected in zip(found, alone, strict=True):
+            cut = ours[n : n + 1, : lengths[n]] if ours.ndim == 3 else ours[n : n + 1]
+            np.testing.assert_allclose(cut, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal([end[2] for end in found[2 : 2 + count]], states[:, 2])
+    np.testing.assert_array_equal([dh[2] for dh in found[2 + count :]], dends[:, 2])
+
+
+@each(
+    ("kind", "mesh"),
+    [(LSTM, {"data": 3}), (GRU, {"filter": 2}), (GRU, {"context": 2}), (LSTM, {"pipeline": 2})],
+)
+def test_ranks_train_with_states_as_one_does(kind, mesh):
+    def net() -> Net:
+        return Sequential(Widened(), kind(4, bidirectional=True, return_states=True))
+
+    count = 2 * kind.kind.carried
+    plan = next(iter({*mesh} - {"data"}), None)
+    check_plan(net, [(4, 6), (1,), *[(4,)] * count], plan=plan, meshes=[mesh])
 
 
 def small() -> list[Net]:

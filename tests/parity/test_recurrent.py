@@ -61,17 +61,21 @@ def assert_close(ours: Any, theirs: Any, what: str) -> None:
 
 
 def compare(model: Model, module: Any, xs: tuple[Any, ...], call: Any) -> None:
-    """Compare the output of `call`, of the module and a tensor, and all gradients."""
+    """Compare the outputs of `call`, of the module and tensors, and all gradients."""
     load_state_dict(model, {f"rnn.{name}": value for name, value in module.state_dict().items()})
-    dy = np.random.default_rng(1).normal(size=(len(xs[0]), *model.output_shape))
-    tensor = torch.from_numpy(xs[0].copy()).requires_grad_()
-    output = call(module, tensor)
-    output.backward(torch.from_numpy(dy))
-    given = tuple(map(model.backend.asarray, xs))
-    y, saved = model.forward(given if len(given) > 1 else given[0], StepContext(training=True))
-    dx = model.backward(model.backend.asarray(dy), saved)
-    assert_close(y, output, "output")
-    assert_close(dx[0] if len(given) > 1 else dx, tensor.grad, "dx")
+    rng, tensors = np.random.default_rng(1), [torch.from_numpy(x.copy()) for x in xs]
+    outputs = call(module, *(tensor.requires_grad_() for tensor in tensors))
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    dys = [rng.normal(size=tuple(output.shape)) for output in outputs]
+    torch.autograd.backward(outputs, [*map(torch.from_numpy, dys)])
+    given, back = ([*map(model.backend.asarray, arrays)] for arrays in (xs, dys))
+    y, saved = model.forward(tuple(given) if len(given) > 1 else given[0], StepContext(True))
+    dx = model.backward(tuple(back) if len(back) > 1 else back[0], saved)
+    for i, output in enumerate(outputs):
+        assert_close(y[i] if len(outputs) > 1 else y, output, f"output {i}")
+    for i, tensor in enumerate(tensors):
+        if tensor.grad is not None:  # not of lengths
+            assert_close(dx[i] if len(given) > 1 else dx, tensor.grad, f"dx {i}")
     names = {slot.name: slot.their_name for slot in slots_of(model)}
     assert {*names.values()} == {*state_dict(model)}
     gradients = {f"rnn.{name}": p.grad for name, p in module.named_parameters()}
@@ -140,7 +144,7 @@ def test_samples_with_lengths_equal_packed_sequences(kind, return_sequences):
     x = np.random.default_rng(0).normal(size=size[:3])
     lengths = np.array([9, 1, 4, 9, 7])
 
-    def call(module: Any, tensor: Any) -> Any:
+    def call(module: Any, tensor: Any, *_: Any) -> Any:
         given = torch.from_numpy(lengths)
         packed = pack_padded_sequence(tensor, given, batch_first=True, enforce_sorted=False)
         result = module(packed)
@@ -149,3 +153,32 @@ def test_samples_with_lengths_equal_packed_sequences(kind, return_sequences):
         return pad_packed_sequence(result[0], batch_first=True)[0]
 
     compare(model, module, (x, lengths[:, None].astype("float64")), call)
+
+
+@each("packed", [False, True])
+@each("layers", [1, 2])
+@each("return_sequences", [True, False])
+@each("kind", KINDS)
+def test_states_and_their_gradients_equal_pytorch(kind, return_sequences, layers, packed, backend):
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+    size, options = (4, 6, 3, 5), {"layers": layers, "bidirectional": True}
+    net, module = twins(kind, size, options, return_sequences=return_sequences, return_states=True)
+    carried, lengths = net.kind.carried, torch.tensor([6, 1, 3, 5])
+
+    def call(module: Any, x: Any, *states: Any) -> Any:
+        if packed:
+            x, states = pack_padded_sequence(x, lengths, True, enforce_sorted=False), states[1:]
+        stacked = tuple(torch.stack(states[i::carried]) for i in range(carried))
+        y, last = module(x, stacked if carried == 2 else stacked[0])
+        y = pad_packed_sequence(y, batch_first=True)[0] if packed else y
+        y = y if return_sequences else last_states((y, last))
+        last = last if carried == 2 else (last,)
+        return [y, *(state[i] for i in range(2 * layers) for state in last)]
+
+    shapes = [(6, 3), *[(1,)] * packed, *[(5,)] * (2 * layers * carried)]
+    settings: dict[str, Any] = {"dtype": "float64", "input_gradient": True, "backend": backend}
+    rng = np.random.default_rng(0)
+    x, *states = [rng.normal(size=(4, *shape)) for shape in shapes if shape != (1,)]
+    xs = (x, *[lengths[:, None].double().numpy()] * packed, *states)
+    compare(Model(net, shapes, **settings), module, xs, call)

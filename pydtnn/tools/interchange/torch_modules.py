@@ -134,7 +134,7 @@ def to_torch(model: Model, module: Any, example: Any) -> None:
             "to_torch: the model must be one that from_torch makes of the module, got "
             f"{other[0][0]}, which only one of the two has, or in another shape"
         )
-    flat = np.concatenate([array.reshape(-1) for array in traced.arrays.values()])
+    flat = np.concatenate([np.zeros(0), *(a.reshape(-1) for a in traced.arrays.values())])
     for name, origin in origins.items():
         if origin.parameters:
             flat[origin.places] = state[name].reshape(-1)
@@ -190,6 +190,11 @@ class Traced:
                 f"of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C), got {shapes!s:.100}"
             )
         given = tuple(torch.cat([x, x]) if len(x) < 2 else x[:MAX_SAMPLES] for x in given)
+        for name, part in module.named_modules():
+            if hasattr(part, "running_mean") and getattr(part, "momentum", 0) is None:
+                raise ValueError(
+                    f"{who}: no layer does what batch_norm with momentum=None does ({name})"
+                )
         try:
             program = torch.export.export(module, given)
         except Exception as error:  # of any type: it runs the module
@@ -212,7 +217,7 @@ class Traced:
         """Return the graph as operators of ONNX, with arrays in place of the module's."""
         leaves = {name for name, part in self.module.named_modules() if not [*part.children()]}
         trained = {name for name, tensor in self.tensors.items() if tensor.requires_grad}
-        draft = AtenDraft(leaves, trained, self.module.training)
+        draft = AtenDraft(leaves, self.arrays, trained, self.module.training)
         targets = _targets(self.program)
         lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants
         inputs: dict[str, OnnxInput] = {}
@@ -239,7 +244,8 @@ class Traced:
         *_, last = self.program.graph.nodes
         outputs = [draft.output(node) for node in last.args[0]]
         nodes = contributing_nodes(draft.nodes, outputs)
-        graph = with_activations(joined(NodeGraph(inputs, outputs, nodes, draft.constants, OPSET)))
+        graph = NodeGraph(inputs, outputs, nodes, draft.constants, OPSET, frozenset(self.arrays))
+        graph = with_activations(joined(graph))
         check_operators(graph)
         return graph
 
@@ -400,7 +406,7 @@ def _verify(traced: Traced, origins: Mapping[str, Origin]) -> None:
             _compare(traced.who, what, np.asarray(a), channels_last(b), TOLERANCES[mode])
     model.statistics.fold()
     state = model.state()
-    flat = np.concatenate([arrays[name].reshape(-1) for name in traced.arrays])
+    flat = np.concatenate([np.zeros(0), *(arrays[name].reshape(-1) for name in traced.arrays)])
     for name, origin in origins.items():
         if name.rpartition(".")[2] in RUNNING:
             expected_values = flat[origin.places].reshape(origin.numbers.shape)

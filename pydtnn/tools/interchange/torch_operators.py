@@ -36,6 +36,8 @@ class AtenDraft:
     ----------
     leaves : collection of str
         Names of submodules without submodules.
+    given : dict of str to ndarray
+        Values of parameters and buffers.
     trained : collection of str
         Parameters that require gradients.
     training : bool
@@ -52,8 +54,15 @@ class AtenDraft:
         several, or None behind what is refused.
     """
 
-    def __init__(self, leaves: Collection[str], trained: Collection[str], training: bool) -> None:
-        self.leaves, self.trained, self.training = leaves, trained, training
+    def __init__(
+        self,
+        leaves: Collection[str],
+        given: Mapping[str, np.ndarray],
+        trained: Collection[str],
+        training: bool,
+    ) -> None:
+        self.leaves, self.given = leaves, given
+        self.trained, self.training = trained, training
         self.nodes: list[OnnxNode] = []
         self.constants: dict[str, np.ndarray] = {}
         self.refused: Counter[str] = Counter()
@@ -218,6 +227,13 @@ def bound(node: Any) -> dict[str, Any]:
     }
 
 
+def smallest_step(node: Any) -> float:
+    """Return the distance of 1 to the next number of the type of a result: a default of norms."""
+    import torch
+
+    return float(torch.finfo(node.meta["val"].dtype).eps)
+
+
 class AtenCall:
     """An operator of ATen with its arguments.
 
@@ -365,6 +381,44 @@ def _matmul(at: AtenCall) -> str:
     return at.write("MatMul", at.value(a), at.value(b))
 
 
+def _einsum(at: AtenCall) -> str:
+    """Write the product over an axis that two operands share: with a matrix, or of attention."""
+    before, _, result = at["equation"].replace(" ", "").partition("->")
+    names, operands = before.split(","), [*at["tensors"]]
+    if len(names) == 2 and not isinstance(at.draft.values[operands[0]], str):
+        names, operands = names[::-1], operands[::-1]
+    count = max(
+        len(x.meta["val"].shape) - len(n) + 3 for x, n in zip(operands, names, strict=False)
+    )
+    *names, result = (n.replace("...", "ABCDEFGH"[:count]) for n in (*names, result))
+    both = {*names[0]} & {*names[-1]}
+    batch = [n for n in result if n in both]
+    left, right = ([n for n in result if n in part and n not in both] for part in names)
+    (summed,) = both - {*result} if len(both - {*result}) == 1 else ("",)
+    orders = [*batch, *left, summed], [*batch, summed, *right]
+    if len(right) != 1 or [sorted(n) for n in orders] != [sorted(n) for n in names]:
+        raise at.fail(f"the equation {at['equation']}")
+    (x, other), made = operands, [*batch, *left, *right]
+    known, perms = (
+        at.draft.values[other],
+        [[n.index(i) for i in o] for n, o in zip(names, orders, strict=True)],
+    )
+    x = _turned(at, at.draft.value(x), perms[0])
+    if isinstance(known, str):
+        y = at.write("MatMul", x, _turned(at, known, perms[1]))
+    elif not batch:
+        owner = at.draft.value(other).rpartition(".")[0] if other.op == "placeholder" else ""
+        y = at.write("linear", x, known.transpose(perms[1]).T, label=owner)
+    else:
+        raise at.fail(f"the equation {at['equation']}")
+    return _turned(at, y, [made.index(n) for n in result])
+
+
+def _turned(at: AtenCall, x: str, perm: list[int]) -> str:
+    """Write axes in another order."""
+    return x if perm == sorted(perm) else at.write("Transpose", x, perm=perm)
+
+
 def _batch_norm(at: AtenCall) -> str:
     arrays = [at.array(name) for name in ("weight", "bias", "running_mean", "running_var")]
     if any(array is None for array in arrays):
@@ -393,7 +447,7 @@ def _rms_norm(at: AtenCall) -> str:
     if len(shape) != 1:
         raise at.fail(f"normalized_shape={shape}")
     weight = at.value("weight") if at["weight"] else np.ones(shape)
-    epsilon = float(np.finfo("float32").eps) if at["eps"] is None else at["eps"]
+    epsilon = smallest_step(at.node) if at["eps"] is None else at["eps"]
     return at.write("rms_norm", at.value("input"), weight, epsilon=epsilon)
 
 
@@ -411,9 +465,23 @@ def _group_norm(at: AtenCall) -> str:
 
 
 def _embedding(at: AtenCall) -> str:
-    if at["padding_idx"] >= 0 or at["scale_grad_by_freq"]:
-        raise at.fail("padding_idx or scale_grad_by_freq, which change gradients")
-    return at.write("Gather", at.value("weight"), at.value("indices"), axis=0)
+    """Write vectors of tokens; that of padding, which is 0, is multiplied by 0 to remain so."""
+    at.require("scale_grad_by_freq", False)
+    name, tokens, padding = at.value("weight"), at.value("indices"), at["padding_idx"]
+    vectors = at.write("Gather", name, tokens, axis=0)
+    if padding < 0 or name not in at.draft.trained:
+        return vectors
+    matrix = at.draft.given[name]
+    if matrix[padding].any() or len(at["weight"].users) > 1:
+        raise at.fail(
+            f"padding_idx={padding} of a matrix that has further uses, or a vector there that is "
+            "not 0: set padding_idx to None to train it"
+        )
+    exists = np.ones((len(matrix), 1))
+    exists[padding] = 0
+    label = f"{at.label}.padding"
+    exists = at.write("Gather", exists, tokens, axis=0, label=label)
+    return at.write("Mul", vectors, exists, label=f"{label}.product")
 
 
 def _recurrent(at: AtenCall) -> list[str | None]:
@@ -494,8 +562,8 @@ def _pool(operator: str) -> Write:
     return write
 
 
-def _adaptive(at: AtenCall) -> str:
-    """Write means of bins: of whole maps, of equal bins, or of others."""
+def _adaptive(at: AtenCall) -> str | list[str | None]:
+    """Write means or maxima of bins: of whole maps, of equal bins, or of others."""
     wanted, x = [*at["output_size"]], at.value("self")
     size = at.shape("self")[-len(wanted) :]
     wanted = [n if out is None else out for n, out in zip(size, wanted, strict=True)]
@@ -506,8 +574,9 @@ def _adaptive(at: AtenCall) -> str:
             raise at.fail(f"bins of several sizes: {size} to {wanted}")
         return at.write("adaptive_avg_pool2d", x, output_size=wanted)
     kernel = [n // out for n, out in zip(size, wanted, strict=True)]
-    operator = "MaxPool" if "max" in at.operator else "AveragePool"
-    return at.write(operator, x, kernel_shape=kernel, strides=kernel)
+    if "max" not in at.operator:
+        return at.write("AveragePool", x, kernel_shape=kernel, strides=kernel)
+    return [at.write("MaxPool", x, kernel_shape=kernel, strides=kernel), None]  # and places
 
 
 def _resize(at: AtenCall) -> str:
@@ -577,9 +646,31 @@ def _softplus(at: AtenCall) -> str:
 
 
 def _elu(at: AtenCall) -> str:
-    at.require("scale", 1)
     at.require("input_scale", 1)
-    return at.write("Elu", at.value("self"), alpha=float(at["alpha"]))
+    y = at.write("Elu", at.value("self"), alpha=float(at["alpha"]))
+    return y if at["scale"] == 1 else at.write("Mul", y, at["scale"], label=f"{at.label}.scale")
+
+
+def _selu(at: AtenCall) -> str:
+    y = at.write("Elu", at.value("self"), alpha=1.6732632423543772)
+    return at.write("Mul", y, 1.0507009873554805, label=f"{at.label}.scale")
+
+
+def _log_sigmoid(at: AtenCall) -> str:
+    return at.write("Neg", at.write("Softplus", at.write("Neg", at.value("self"))))
+
+
+def _mish(at: AtenCall) -> str:
+    x = at.value("self")
+    y = at.write("Tanh", at.write("Softplus", x, label=f"{at.label}.softplus"))
+    return at.write("Mul", x, y, label=f"{at.label}.product")
+
+
+def _glu(at: AtenCall) -> str:
+    x, (axis, rank) = at.value("self"), (at["dim"], len(at.shape()))
+    halves = [at.shape()[axis]] * 2
+    a, b = at.write("Split", x, np.array(halves), axis=axis % rank, outputs=2)
+    return at.write("Mul", a, at.write("Sigmoid", b, label=f"{at.label}.gate"))
 
 
 def _dropout(at: AtenCall) -> str:
@@ -647,7 +738,10 @@ def _expand(at: AtenCall) -> str:
 
 def _transpose(at: AtenCall) -> str:
     axes = [*range(len(at.shape("self")))]
-    if at.has("dims"):
+    if at.has("source"):
+        marks = np.empty([n + 2 for n in axes])  # sizes tell axes apart
+        axes = [n - 2 for n in np.moveaxis(marks, at["source"], at["destination"]).shape]
+    elif at.has("dims"):
         axes = [axis % len(axes) for axis in at["dims"]]
     else:
         a, b = (at["dim0"], at["dim1"]) if at.has("dim0") else (-2, -1)
@@ -744,7 +838,7 @@ OPERATORS: Mapping[str, Write] = {
     **dict.fromkeys(("flatten", "reshape", "reshape_as", "squeeze", "unflatten"), _reshape),
     **dict.fromkeys(("unsqueeze", "view", "view_as", "_unsafe_view"), _reshape),
     **dict.fromkeys(("expand", "expand_as"), _expand),
-    **dict.fromkeys(("permute", "t", "transpose"), _transpose),
+    **dict.fromkeys(("movedim", "permute", "t", "transpose"), _transpose),
     **dict.fromkeys(("chunk", "split", "split_with_sizes"), _split),
     **dict.fromkeys(("cat", "stack"), _cat),
     **dict.fromkeys(("to", "_to_copy", "type_as"), _to),
@@ -753,9 +847,12 @@ OPERATORS: Mapping[str, Write] = {
     "atan": _plain("Atan"),
     "batch_norm": _batch_norm,
     "dropout": _dropout,
+    "einsum": _einsum,
     "elu": _elu,
+    "selu": _selu,
     "embedding": _embedding,
     "erf": _plain("Erf"),
+    "glu": _glu,
     "gelu": lambda at: at.write("Gelu", at.value("self"), approximate=at["approximate"]),
     "hardsigmoid": _activation("hard_sigmoid"),
     "hardswish": _plain("HardSwish"),
@@ -765,8 +862,10 @@ OPERATORS: Mapping[str, Write] = {
     ),
     "linear": _linear,
     "log": _plain("Log"),
+    "log_sigmoid": _log_sigmoid,
     "log_softmax": _softmax("LogSoftmax"),
     "masked_fill": _masked,
+    "mish": _mish,
     "neg": _plain("Neg"),
     "pixel_shuffle": _shuffle,
     "pow": _power,
@@ -846,6 +945,8 @@ def run_in_double(
             call = bound(node) | WITHOUT_DROPOUT.get(name_of(node), {})
             if name_of(node) == "batch_norm":
                 call["training"] = training and names[call["weight"].name] in trained
+            if name_of(node) == "rms_norm" and call["eps"] is None:
+                call["eps"] = smallest_step(node)
             known: Any = torch.fx.node.map_arg(call, values.__getitem__)
             with torch.no_grad():
                 values[node] = node.target(**{key: wide(x) for key, x in known.items()})

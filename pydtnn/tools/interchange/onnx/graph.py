@@ -61,7 +61,8 @@ class OnnxNode:
         """Return an attribute; numbers of float32 as the shortest decimals."""
         value = self.attributes.get(attribute, default)
         if isinstance(value, float):
-            return float(str(np.float32(value)))
+            short = np.float32(value)
+            return float(str(short)) if float(short) == value else value
         return value.decode(errors="replace") if isinstance(value, bytes) else value
 
     def fail(self, problem: str) -> ValueError:
@@ -107,6 +108,8 @@ class NodeGraph:
     nodes : list of Node
     constants : dict of str to ndarray
     opset : int
+    shared : frozenset of str
+        Constants of which layers that have the same options are one layer.
     readers : dict of str to list of Node
         The nodes that read a value.
     """
@@ -116,6 +119,7 @@ class NodeGraph:
     nodes: list[OnnxNode]
     constants: dict[str, np.ndarray]
     opset: int
+    shared: frozenset[str] = frozenset()
     readers: dict[str, list[OnnxNode]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

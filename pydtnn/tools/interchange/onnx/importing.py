@@ -152,6 +152,7 @@ class NodeNetwork(Block):
             if node.outputs[0] in values:
                 continue  # read together with a node before
             given = [_value(values, name, node.name) if name else None for name in node.inputs]
+            net.reads = tuple(name for name in node.inputs if name in self.nodes.shared)
             made = _read(Reading(node, self.nodes, net, given, values))
             if isinstance(made, np.ndarray) and made.base is None:
                 budget -= made.size
@@ -177,7 +178,8 @@ class NodeNetwork(Block):
         """Return the node of an output: an image with the channels last, others as in the file."""
         x = _value(values, name, "the output")
         if not isinstance(x, Value) or x.integer:
-            raise ValueError(f"output {name} must be computed, got a constant or integers")
+            given = "a product of two computed arrays" if isinstance(x, Scores) else "a constant"
+            raise ValueError(f"output {name} must be computed, got {given} or integers")
         try:
             x = Reading(_END, self.nodes, net, [x], {}).value()
             if len(x.axes) > 3:

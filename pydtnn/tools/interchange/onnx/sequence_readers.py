@@ -300,13 +300,15 @@ def _recurrent(at: Reading) -> list[Value]:
         )
         for d, backward in enumerate(reverse)
     ]
-    made = states[0]
-    if len(states) > 1:
-        made = at.net.add(f"{at.node.name}.directions", layers.Concat(), *states)
+
+    def all_steps() -> Any:
+        name = f"{at.node.name}.directions"
+        return at.net.add(name, layers.Concat(), *states) if len(states) > 1 else states[0]
+
     steps, both, units = map(atoms_of, (length, len(states), features))
     axes: tuple[tuple[Atom, ...], ...] = (steps, both, x.batch_axis, units)
     atoms = (*steps, *both, *units)
-    every = Value(ModelArray(made), atoms, axes, x.batch, at.node.name)
+    every = Value(ModelArray(all_steps), atoms, axes, x.batch, at.node.name)
 
     def last() -> Any:
         """Add slices of the last steps of all directions."""

@@ -209,6 +209,8 @@ class Wiring:
         Layers whose matrix has further readers, by the matrix's name in ONNX.
     transposed : dict of str to str
         Constants that are another one's transpose.
+    reads : tuple of str
+        Constants of the node that is read, of which equal layers are one.
     """
 
     def __init__(
@@ -218,6 +220,8 @@ class Wiring:
         self.arrays: dict[str, np.ndarray] = {}
         self.tied: dict[str, Embedding] = {}
         self.transposed: dict[str, str] = {}
+        self.reads: tuple[str, ...] = ()
+        self._of_reads: dict[Any, list[tuple[Layer, Mapping[str, np.ndarray]]]] = {}
         self._names = Names(reserved, (part.name for part in inputs))
         self._arranged: dict[Any, Node] = {}
 
@@ -231,6 +235,8 @@ class Wiring:
         ValueError
             If the layer does not fit its inputs, or the arrays do not fit the layer.
         """
+        if arrays and self.reads and not layer.bound:
+            layer = self._shared(layer, arrays)
         if not layer.bound:
             layer.name = self._names.free(name)
         node = self.graph.add(layer, *nodes)
@@ -239,8 +245,9 @@ class Wiring:
                 f"{name}: outputs of samples must have at most {MAX_ELEMENTS} elements, got "
                 f"{node.shape}"
             )
-        if node.layer is not layer:
-            return node  # another use of a layer shares its arrays
+        if node.layer is not layer:  # another use of a layer shares its arrays
+            self._names.free(node.name)
+            return node
         for p in layer.parameters:
             array = (arrays or {})[p.name.rpartition(".")[2]]
             if array.shape != p.shape:  # before memory is allocated
@@ -255,6 +262,18 @@ class Wiring:
                     raise ValueError(f"{full} must have shape {expected}, got {array.shape}")
                 self.arrays[full] = array
         return node
+
+    def _shared(self, layer: Layer, arrays: Mapping[str, np.ndarray]) -> Layer:
+        """Return the layer with these options and arrays that there is, or the given one.
+
+        A further use of a batch norm would not update its running statistics.
+        """
+        others = self._of_reads.setdefault((self.reads, repr(layer)), [])
+        for other, given in others:
+            if all(np.array_equal(given[name], array) for name, array in arrays.items()):
+                return layer if other.statistics else other
+        others.append((layer, arrays))
+        return layer
 
     # -- views of outputs
 

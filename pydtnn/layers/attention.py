@@ -111,8 +111,9 @@ class DotProductAttention(TakesLengths):
         self.pairs_seen = int((seen[..., 1] - seen[..., 0]).sum())
         everything = self.pairs_seen == queries * keys
         self.seen = None if everything else self.backend.asarray(seen, np.dtype("int64"))
+        self.all_positions = queries, keys
         if self.positions is not None:
-            self.positions.declare(self, queries, keys)
+            self.positions.declare(self, np.arange(queries), np.arange(keys))
         return queries, features
 
     def sequence(self, shapes: tuple[Shape, ...]) -> Shape:
@@ -165,13 +166,16 @@ class DotProductAttention(TakesLengths):
         """Draw documents, lengths, or the first input."""
         if len(shape) == 2 and shape[1] > 1:
             return np.sort(rng.integers(0, 4, size=shape)).astype(np.float32)
+        if shape[1:] == (1,):
+            return rng.integers(1, self.all_positions[1] + 1, size=shape).astype(np.float32)
         return super().example(shape, rng)
 
     def _exist(self, given: Array, context: StepContext) -> Array:
         """Return which keys are seen by the lengths or documents of the samples."""
-        length = self.output_shape[0]
+        length = self.all_positions[0]
         if given.shape[1:] == (1,) and length > 1:
-            return first_positions(self.xp, self.lengths(given, context), length, False)
+            lengths = whole_numbers(self, "lengths", given, length, context.samples)
+            return first_positions(self.xp, lengths, length, False)
         ids = whole_numbers(self, "documents", given, 2**24, context.samples)
         try:
             seen = documents(self.backend.to_numpy(ids).reshape(given.shape))
@@ -251,13 +255,14 @@ class CrossAttention(DotProductAttention):
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Compute the output, and the logarithm of each row's sum of exponentials."""
         q, kv, *others = xs
-        seen = self.seen
-        if others:
-            most = self.input_shapes[1][0]
-            lengths = whole_numbers(self, "lengths", others[0], most, context.samples)
-            exist = first_positions(self.xp, lengths, self.output_shape[0], True)
-            seen = both(self.xp, seen, exist)
+        seen = both(self.xp, self.seen, self._exist(others[0], context)) if others else self.seen
         return self._attend(q, kv, seen, context)
+
+    def _exist(self, given: Array, context: StepContext) -> Array:
+        """Return which keys are seen by the lengths of the second sequences."""
+        queries, keys = self.all_positions
+        lengths = whole_numbers(self, "lengths", given, keys, context.samples)
+        return first_positions(self.xp, lengths, queries, True)
 
     def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
         """Compute the gradients of queries, and of keys and values."""

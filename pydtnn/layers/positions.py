@@ -16,8 +16,11 @@ from pydtnn.utils.validate import check_bool, check_int
 class Positions(Protocol):
     """Adds a number to each product of a query and a key."""
 
-    def declare(self, layer: Any, queries: int, keys: int) -> None:
-        """Compute what is constant, and declare parameters; called in `build` of the layer."""
+    def declare(self, layer: Any, queries: np.ndarray, keys: np.ndarray) -> None:
+        """Compute what is constant, and declare parameters; called in `build` of the layer.
+
+        With the positions (T1,) and (T2,) of its queries and keys.
+        """
         ...
 
     def added(self, layer: Any) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class LinearBiases:
         few, many = (2.0 ** (-8 * np.arange(1, n + 1) / n) for n in (power, 2 * power))
         return np.concatenate([few, many[::2][: heads - power]])
 
-    def declare(self, layer: Any, queries: int, keys: int) -> None:
+    def declare(self, layer: Any, queries: np.ndarray, keys: np.ndarray) -> None:
         """Compute the slopes of own heads."""
         own = self.slopes(layer.all_heads)[layer.first_head :][: layer.heads]
         layer.slopes = layer.backend.asarray(own, np.dtype("float64"))
@@ -116,12 +119,12 @@ class RelativePositions:
         wide = exact + (ratio * (half - exact)).astype(np.int64)
         return behind + np.where(far < exact, far, np.minimum(wide, half - 1))
 
-    def declare(self, layer: Layer, queries: int, keys: int) -> None:
+    def declare(self, layer: Layer, queries: np.ndarray, keys: np.ndarray) -> None:
         """Declare the parameter, and find the bucket of each pair (T1, T2)."""
         owner: Any = layer
         shape = (self.buckets, owner.heads)
         owner.table = owner.parameter("positions", shape, self.initializer, decay=False)
-        ahead = np.arange(keys) - np.arange(queries)[:, None]
+        ahead = keys - queries[:, None]
         owner.pairs_buckets = owner.backend.asarray(self.bucket(ahead), np.dtype("int64"))
 
     def added(self, layer: Any) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.attention import DotProductAttention
+from pydtnn.kernels.reference.random import stream
+from pydtnn.layers.attention import CrossAttention, DotProductAttention
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import Communicating
-from pydtnn.layers.masks import positions_seen
+from pydtnn.layers.masks import both, positions_seen
 from pydtnn.layers.parameters import Cut
 
 Result = tuple[Array, Array]
@@ -28,18 +30,24 @@ class RingAttention(Communicating, DotProductAttention):
     their block around the ring, back to its rank.
 
     Causal queries see the more keys the later they are. Therefore ranks r and P - 1 - r compute the
-    second half of each other's queries, so that all have equal work.
+    second half of each other's queries, so that all have equal work; unless the largest work of a
+    rank is as small without this, as with a window. Blocks of keys that no query sees are not
+    multiplied. Lengths and documents, which differ between samples, are not balanced.
 
     Parameters
     ----------
     attention : DotProductAttention
         Not bound yet.
     cut : Cut
-        Positions of the ranks.
+        Positions of the ranks, of queries.
+    keys : Cut, optional
+        Those of keys, if they are of another sequence.
 
     Notes
     -----
-    Input ``(N, t, 3 D)`` and output ``(N, t, D)`` of own positions t.
+    Input ``(N, t, 3 D)`` and output ``(N, t, D)`` of own positions t. Lengths ``(N, 1)`` or
+    documents ``(N, T)`` are those of whole sequences. `RelativePositions` has ``H t T`` numbers on
+    a rank.
 
     References
     ----------
@@ -49,44 +57,81 @@ class RingAttention(Communicating, DotProductAttention):
 
     supports = ()  # results with several blocks are rounded once
 
-    def __init__(self, attention: DotProductAttention, cut: Cut) -> None:
+    arrays = 1  # inputs that contain queries, keys and values
+
+    def __init__(self, attention: DotProductAttention, cut: Cut, keys: Cut | None = None) -> None:
         names = "causal", "window", "positions", "scale", "dropout"
         options: dict[str, Any] = {name: getattr(attention, name) for name in names}
         super().__init__(attention.heads, name=attention.name, **options)
         self.all_heads, self.first_head, self.cut = attention.all_heads, attention.first_head, cut
+        self.keys = keys or cut
 
-    def build(self, *shapes: Shape) -> Shape:
+    def sequence(self, shapes: tuple[Shape, ...]) -> Shape:
+        """Return the shape of own positions; lengths or documents are of all."""
+        return shapes[0]
+
+    def _prepared(self, queries: int, keys: int, features: int) -> Shape:
         """Find the queries that this rank computes: of own ones, and of a partner."""
-        shape = super().build(*shapes)
         assert self.mesh is not None
+        self.stream = stream(str(self.name))
         self.place, self.ranks = self.mesh.position[self.cut.axis], self.mesh.shape[self.cut.axis]
-        self.partner = self.ranks - 1 - self.place if self.causal else self.place
-        (first, middle, last), (_, start, stop) = map(self._halves, (self.place, self.partner))
-        self.half, self.rest = middle - first, last - middle
-        self.pieces = (first, middle), (start, stop)
-        length = self.cut.bounds[-1]
-        self.all_seen = positions_seen(length, length, self.causal, self.window)[0]
-        return shape
+        self.all_positions = self.cut.bounds[-1], self.keys.bounds[-1]
+        self.all_seen = positions_seen(*self.all_positions, self.causal, self.window)
+        alone, halves = (self._largest_work(halves) for halves in (False, True))
+        self.halves = halves < alone
+        self.partner = self.ranks - 1 - self.place if self.halves else self.place
+        self.pieces = self._pieces(self.place, self.halves)
+        self.half = self.pieces[0][1] - self.pieces[0][0]
+        self.rest = queries - self.half
+        self.pairs_seen = self._work(self.pieces)
+        if self.positions is not None:
+            own = np.concatenate([np.arange(*piece) for piece in self.pieces])
+            self.positions.declare(self, own, np.arange(self.all_positions[1]))
+        return queries, features
 
-    def _halves(self, place: int) -> tuple[int, int, int]:
-        """Return the bounds of the halves of a rank's queries; the second is for causal ones."""
+    def _pieces(self, place: int, halves: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the bounds of a rank's own queries, and of those of its partner that it takes."""
         first, last = self.cut.bounds[place : place + 2]
-        return first, (first + last + 1) // 2 if self.causal else last, last
+        if not halves:
+            return (first, last), (last, last)
+        start, stop = self.cut.bounds[self.ranks - 1 - place :][:2]
+        return (first, (first + last + 1) // 2), ((start + stop + 1) // 2, stop)
 
-    def _blocks(self, place: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return the pieces that see keys of a rank, and arguments of kernels for each."""
-        first, last = self.cut.bounds[place : place + 2]
-        blocks: list[tuple[int, dict[str, Any]]] = []
+    def _work(self, pieces: tuple[tuple[int, int], tuple[int, int]]) -> int:
+        """Count the pairs of a query of pieces and a key that it sees."""
+        seen = self.all_seen[0, :, 1] - self.all_seen[0, :, 0]
+        return int(sum(seen[start:stop].sum() for start, stop in pieces))
+
+    def _largest_work(self, halves: bool) -> int:
+        return max(self._work(self._pieces(place, halves)) for place in range(self.ranks))
+
+    def _blocks(
+        self, place: int, exist: Array | None, bias: Array | None
+    ) -> Iterator[tuple[int, tuple[slice, slice], dict[str, Any]]]:
+        """Yield the pieces that see keys of a rank, places in the bias, and arguments of kernels.
+
+        With the intervals of keys that exist in each sample, if they differ.
+        """
+        first, last = self.keys.bounds[place : place + 2]
         for i, (start, stop) in enumerate(self.pieces):
-            seen = (self.all_seen[start:stop] - first).clip(0, last - first)
-            some = seen[:, 0] < seen[:, 1]
-            if not some.any():
+            static = (self.all_seen[:, start:stop] - first).clip(0, last - first)
+            every = (static == [0, last - first]).all()
+            seen = None if every else self.backend.asarray(static, np.dtype("int64"))
+            if not _some(static):
                 continue
-            every = (seen == [0, last - first]).all()
-            intervals = None if every else self.backend.asarray(seen[None], np.dtype("int64"))
-            place_of = At(start, first, self.cut.bounds[-1])
-            blocks.append((i, {"at": place_of, "seen": intervals, "scale": self.scale}))
-        return blocks
+            if exist is not None:
+                own: Any = (exist[:, start:stop] - first).clip(0, last - first)
+                seen = own = both(self.xp, seen, own)
+                if self.backend.has_values and not _some(own):
+                    continue
+            rows, columns = slice(self.half * i, self.half * i + stop - start), slice(first, last)
+            arguments: dict[str, Any] = {
+                "at": At(start, first, max(self.all_positions)),
+                "seen": seen,
+            }
+            if bias is not None:
+                arguments["bias"] = self.xp.ascontiguousarray(bias[:, rows, columns])
+            yield i, (rows, columns), arguments
 
     def _swap(self, own: Array, positions: int) -> Steps:
         """Send an array (N, n, D) to the partner, and receive one of other positions from it."""
@@ -95,7 +140,7 @@ class RingAttention(Communicating, DotProductAttention):
         sends = [(own, self.partner)] if own.size and not alone else []
         receives = [(received, self.partner)] if received.size and not alone else []
         pending = None
-        if self.causal:  # the same collectives on all ranks
+        if self.halves:  # the same collectives on all ranks
             pending = yield Messages(sends, receives, self.cut.axis)
 
         def finish() -> Array:
@@ -108,39 +153,46 @@ class RingAttention(Communicating, DotProductAttention):
     def _pass_on(self, array: Array, place: int) -> Steps:
         """Send keys and values to the next rank, and receive those of the rank before `place`."""
         before, after = (self.place - 1) % self.ranks, (self.place + 1) % self.ranks
-        first, last = self.cut.bounds[(place - 1) % self.ranks :][:2]
+        first, last = self.keys.bounds[(place - 1) % self.ranks :][:2]
         received = self.backend.empty((len(array), last - first, array.shape[2]), array.dtype)
         return (yield Messages([(array, after)], [(received, before)], self.cut.axis))
 
     def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
         """Compute the output while keys and values travel."""
-        (x,) = xs
-        features, (start, stop) = self.output_shape[1], self.pieces[1]
-        queries, kv = [x[:, : self.half, :features].copy()], x[:, :, features:].copy()
-        arriving = yield from self._swap(x[:, self.half :, :features].copy(), stop - start)
+        (q, memory), others, (start, stop) = self._operands(xs), xs[self.arrays :], self.pieces[1]
+        queries, kv = [q[:, : self.half].copy()], memory.copy()
+        arriving = yield from self._swap(q[:, self.half :].copy(), stop - start)
         results: list[Result | None] = [None, None]
-        dropout = self._dropped(context)
-        added = {} if self.positions is None else self.positions.added(self)
+        exist = self._exist(others[0], context) if others else None
+        options: dict[str, Any] = {
+            **{"scale": self.scale, "dropout": self._dropped(context)},
+            **({} if self.positions is None else self.positions.added(self)),
+        }
         for step in range(self.ranks):
             place, moving = (self.place - step) % self.ranks, None
             if step < self.ranks - 1:
                 moving = yield from self._pass_on(kv, place)
-            for i, where in self._blocks(place):
+            for i, _, where in self._blocks(place, exist, options.get("bias")):
                 query = arriving.wait() if i else queries[0]
-                y = self.backend.empty(query.shape, query.dtype)
-                sums = self.backend.empty((len(x), self.heads, query.shape[1]), query.dtype)
-                options: dict[str, Any] = {"kv": kv, "dropout": dropout, **added, **where}
-                self.backend.attention.forward(query, self.heads, out=y, log_sums=sums, **options)
+                y, sums = self._nothing(query)
+                given = {"kv": kv, **options, **where}
+                self.backend.attention.forward(query, self.heads, out=y, log_sums=sums, **given)
                 results[i] = self._combined(results[i], (y, sums))
             if moving is not None:
                 (kv,) = moving.wait()
         queries.append(arriving.wait())
-        nothing = queries[1], self.backend.empty((len(x), self.heads, 0), x.dtype)
-        assert results[0] is not None  # own queries see own keys
-        (y, sums), others = results[0], results[1] or nothing
-        arriving = yield from self._swap(others[0], self.rest)
-        y = self.xp.concatenate([y, arriving.wait()], axis=1) if self.causal else y
-        return y, (x, y, sums, queries[1], others, dropout, added)
+        (y, sums), taken = (
+            result or self._nothing(query) for result, query in zip(results, queries, strict=True)
+        )
+        arriving = yield from self._swap(taken[0], self.rest)
+        y = self.xp.concatenate([y, arriving.wait()], axis=1) if self.halves else y
+        return y, (q, memory, y, sums, queries[1], taken, exist, options)
+
+    def _nothing(self, query: Array) -> Result:
+        """Return the result of queries that see no key."""
+        sums = self.backend.empty((len(query), self.heads, query.shape[1]), query.dtype)
+        sums[...] = -self.xp.inf
+        return self.backend.zeros(query.shape, query.dtype), sums
 
     def _combined(self, one: Result | None, other: Result) -> Result:
         """Return the result with the keys of two blocks."""
@@ -156,27 +208,33 @@ class RingAttention(Communicating, DotProductAttention):
 
     def backward_steps(self, dy: Array, saved: Saved, *, joint: bool) -> Steps:
         """Compute dx while keys, values and their gradients travel."""
-        x, y, sums, query, others, dropout, added = saved
-        features, (start, stop) = self.output_shape[1], self.pieces[1]
+        queries, memory, y, sums, query, taken, exist, options = saved
+        start, stop = self.pieces[1]
+        table = None if self.positions is None else self.positions.gradient(self, options)
+        if table is not None:
+            table[...] = 0  # of pairs that are not multiplied
         arriving = yield from self._swap(dy[:, self.half :].copy(), stop - start)
-        own = x[:, : self.half, :features].copy(), y[:, : self.half].copy(), sums
-        operands, dys = (own, (query, *others)), [dy[:, : self.half].copy()]
+        own = queries[:, : self.half].copy(), y[:, : self.half].copy(), sums
+        operands, dys = (own, (query, *taken)), [dy[:, : self.half].copy()]
         dqs = [self.backend.zeros(part[0].shape, dy.dtype) for part in operands]
-        kv = x[:, :, features:].copy()
+        kv = memory.copy()
         sent: Any = None
         for step in range(self.ranks):
             place, moving = (self.place - step) % self.ranks, None
             if step < self.ranks - 1:
                 moving = yield from self._pass_on(kv, place)
             dkv = self.backend.zeros(kv.shape, dy.dtype)
-            for i, where in self._blocks(place):
+            for i, pairs, where in self._blocks(place, exist, options.get("bias")):
                 q, of, log_sums = operands[i]
                 dq, term = (self.backend.empty(part.shape, dy.dtype) for part in (q, kv))
-                options: dict[str, Any] = {"kv": kv, "dropout": dropout, **added, **where}
+                d_bias = None if table is None else self.xp.empty_like(where["bias"])
+                given = {"kv": kv, "out_kv": term, "out_bias": d_bias, **options, **where}
                 self.backend.attention.backward(
                     *(arriving.wait() if i else dys[0], q, of, log_sums, self.heads),
-                    **{"out": dq, "out_kv": term, **options},
+                    **{"out": dq, **given},
                 )
+                if table is not None:
+                    table[:, *pairs] = d_bias
                 self.xp.add(dqs[i], dq, out=dqs[i])
                 self.xp.add(dkv, term, out=dkv)
             if sent is not None:
@@ -187,14 +245,41 @@ class RingAttention(Communicating, DotProductAttention):
                 (kv,) = moving.wait()
         arriving.wait()
         arriving = yield from self._swap(dqs[1], self.rest)
-        dx = self.empty(len(x), self.input_shapes[0])
-        dx[:, : self.half, :features] = dqs[0]
-        if self.causal:
-            dx[:, self.half :, :features] = arriving.wait()
-        (dx[:, :, features:],) = sent.wait()
-        return dx
+        if self.positions is not None:
+            self.positions.accumulate(self, table)
+        gradients = [self.empty(len(dy), shape) for shape in self.input_shapes[: self.arrays]]
+        d_queries, d_memory = self._operands(gradients)
+        d_queries[:, : self.half] = dqs[0]
+        if self.halves:
+            d_queries[:, self.half :] = arriving.wait()
+        (d_memory[...],) = sent.wait()
+        shapes = self.input_shapes[self.arrays :]
+        gradients += [self.backend.zeros((len(dy), *shape), self.dtype) for shape in shapes]
+        return gradients[0] if len(gradients) == 1 else tuple(gradients)
 
-    def pairs(self) -> int:
-        """Count the pairs of a query and a key that this rank computes."""
-        seen = self.all_seen[:, 1] - self.all_seen[:, 0]
-        return int(sum(seen[start:stop].sum() for start, stop in self.pieces))
+    def _operands(self, xs: Sequence[Array]) -> tuple[Array, Array]:
+        """Return views of queries, and of keys and values."""
+        features = self.output_shape[1]
+        return xs[0][:, :, :features], xs[0][:, :, features:]
+
+
+def _some(seen: Array) -> bool:
+    """Return whether a query sees a key."""
+    return bool((seen[..., 0] < seen[..., 1]).any())
+
+
+class RingCrossAttention(RingAttention, CrossAttention):
+    """Attention of own positions to those of another sequence, which travel around the ring.
+
+    Parameters are those of `RingAttention`.
+
+    Notes
+    -----
+    Inputs ``(N, t1, D)`` and ``(N, t2, 2 D)``, and the lengths of the second sequences if any.
+    """
+
+    arrays = 2
+
+    def _operands(self, xs: Sequence[Array]) -> tuple[Array, Array]:
+        """Return the first two arrays."""
+        return xs[0], xs[1]

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, cast
 
 from pydtnn.layers.activation import Activation
-from pydtnn.layers.attention import DotProductAttention
+from pydtnn.layers.attention import CrossAttention, DotProductAttention
 from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.communicating import Communicating, Follower, TwoPhase
 from pydtnn.layers.conv import Conv2d
@@ -34,7 +34,7 @@ from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
 from pydtnn.model.partition.exchange import SAMPLES, Spread
 from pydtnn.model.partition.exchanged_experts import ExchangedExperts
-from pydtnn.model.partition.ring_attention import RingAttention
+from pydtnn.model.partition.ring_attention import RingAttention, RingCrossAttention
 from pydtnn.model.partition.striped_conv import StripedConv2d, readers_of
 from pydtnn.model.partition.stripes import HaloExchange, window_rows
 from pydtnn.utils.validate import check_bool
@@ -86,15 +86,25 @@ def filters(draft: Draft, axis: str) -> None:
 def _heads_read(draft: Draft) -> tuple[int, int]:
     """Return the heads of the attention that alone reads a layer's output, 0 otherwise, and blocks.
 
-    These are the queries, keys and values; or one of them, with the heads that share keys together.
+    These are the queries, keys and values, or some of them; one of them before `Rotary`, with the
+    heads that share keys together.
     """
-    readers = [node.layer for node in draft.node.consumers]
-    kind = kind_of(readers[0]) if len(readers) == 1 else None
+    readers = draft.node.consumers
+    layer = readers[0].layer if len(readers) == 1 else None
+    kind = None if layer is None else kind_of(layer)
     if kind is Rotary:
-        return cast(Rotary, readers[0]).groups, 1
-    return (
-        (cast(DotProductAttention, readers[0]).heads, 3) if kind is DotProductAttention else (0, 1)
-    )
+        return cast(Rotary, layer).groups, 1
+    if kind not in OPERANDS:
+        return 0, 1
+    blocks = OPERANDS[kind][readers[0].inputs.index(draft.node) :]
+    return (cast(DotProductAttention, layer).heads, blocks[0]) if blocks else (0, 1)
+
+
+OPERANDS: dict[type[Layer] | None, tuple[int, ...]] = {
+    DotProductAttention: (3,),
+    CrossAttention: (1, 2),
+}
+"""How many of queries, keys and values each input of attention has; others say which exist."""
 
 
 def channels(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
@@ -477,21 +487,41 @@ def _attention(draft: Draft, cut: Cut) -> bool:
     """Compute own heads of all positions, or own positions if there are fewer heads than ranks."""
     layer, whole = (cast(DotProductAttention, own) for own in (draft.layer, draft.whole))
     width = (features := whole.output_shape[-1]) // whole.heads
+    operands = OPERANDS[kind_of(whole)]
     others = [s for s in draft.inputs[0].values() if isinstance(s, Cut) and s.dim == 1]
     # Some ranks have more heads than others along these axes, and all must decide alike.
     if whole.heads // prod(len(s.bounds) - 1 for s in others) < draft.ranks(cut.axis):
-        if cut.dim > 0 or len(draft.inputs) > 1:
-            return False
-        draft.layer = RingAttention(layer, cut)
-        return _each(draft, cut)
+        return cut.dim == 0 and _ring(draft, cut)
     if others:
         return False
-    fits = cut.blocks == 3 and not any(bound % width for bound in cut.bounds)
+    fits = cut.dim == 1 and cut.blocks in operands and cut.bounds[-1] == features
+    fits = fits and not any(bound % width for bound in cut.bounds)
     output = replace(cut, blocks=1) if fits else draft.even(1, cut.axis, features, "heads", width)
-    draft.inputs[0][cut.axis] = replace(output, blocks=3)
+    for layout, blocks in zip(draft.inputs, operands, strict=False):
+        layout[cut.axis] = replace(output, blocks=blocks)
     draft.output[cut.axis] = output
+    heads = tuple(bound // width for bound in output.bounds)
+    draft.cut_parameters(1, replace(output, bounds=heads), "positions")
     layer.first_head += output.range(draft.mesh.position).start // width
     layer.heads = draft.own(output) // width
+    return True
+
+
+def _ring(draft: Draft, cut: Cut) -> bool:
+    """Compute own positions; keys and values of other ranks travel."""
+    layer = cast(DotProductAttention, draft.layer)
+    lengths = [shape[0] for shape in draft.whole.input_shapes[:2]]
+    if isinstance(layer, CrossAttention) and min(lengths) < draft.ranks(cut.axis):
+        return False
+    draft.summed.append(cut.axis)
+    if not isinstance(layer, CrossAttention):
+        draft.layer = RingAttention(layer, cut)
+        draft.inputs[0][cut.axis] = draft.output[cut.axis] = cut
+        return True
+    queries, keys = (draft.even(0, cut.axis, length, "positions") for length in lengths)
+    draft.layer = RingCrossAttention(layer, queries, keys)
+    draft.inputs[0][cut.axis] = draft.output[cut.axis] = queries
+    draft.inputs[1][cut.axis] = keys
     return True
 
 
@@ -524,6 +554,7 @@ FOLLOWERS: dict[type[Layer], Rule] = {
     ClassToken: _whole_samples,
     Concat: _concat,
     Conv2d: _convolution,
+    CrossAttention: _attention,
     DotProductAttention: _attention,
     Conv1d: _convolution,
     Conv3d: _convolution,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pydtnn.callbacks.plateau import ReduceOnPlateau
     from pydtnn.callbacks.slow_ranks import SlowRanks
     from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
+    from pydtnn.callbacks.teacher import Teacher
     from pydtnn.training.callback import Callback, FunctionCallback
     from pydtnn.training.equality import CheckEqual
     from pydtnn.training.progress import ProgressBar
@@ -44,6 +45,7 @@ __all__ = [
     "ReduceOnPlateau",
     "SlowRanks",
     "StopAtMetric",
+    "Teacher",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -419,6 +419,8 @@ def create_callbacks(
     if comm.size > 1 and config.straggler_factor:
         callbacks.append(library.SlowRanks(config.straggler_factor))
     callbacks += [*averages, RunFolder(directory)]
+    if config.teacher is not None:
+        callbacks.append(library.Teacher(config.teacher, config.temperature, config.teacher_weight))
     if config.plateau:
         # `plateau` counts the epochs until the reduction: one more than the patience
         callbacks.append(

@@ -150,7 +150,9 @@ READERS: dict[str, Callable[[str, str], object]] = {
 }
 """What reads, and refuses, texts of options with these placeholders."""
 
-SWITCHES = ("load", "compress", "exact", "survive", "trace", "tensorboard", "virtual_ranks")
+SWITCHES = (
+    *("load", "teacher", "compress", "exact", "survive", "trace", "tensorboard", "virtual_ranks"),
+)
 """Options without which those in their values have no effect."""
 
 HOST, OMIT = "use --device cpu or numpy", "omit one of them"
@@ -346,6 +348,11 @@ class _TrainingOptions:
         above=0,
         below=1,
     )
+    teacher: str | None = option(
+        str, "saved model whose outputs are targets beside the labels", metavar="FOLDER"
+    )
+    temperature: float = option(2.0, "divides the logits of both", above=0, of="teacher")
+    teacher_weight: float = option(0.5, "in the loss", at_least=0, at_most=1, of="teacher")
     freeze: str = option(
         "", "layers that are not trained: stem,stage1, or with wildcards", metavar="LIST"
     )

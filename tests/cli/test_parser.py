@@ -90,11 +90,12 @@ FORMER = {
     own.name: {int: "3", float: "0.5", str: "5min", dict: "{a: 1}"}.get(own.kind, "true")
     for own in flags(TrainConfig).values()
     if own.owner
-} | {"trace_steps": "1:2", "tf32": "true", "pipeline_schedule": "gpipe"}
+} | {"trace_steps": "1:2", "tf32": "true", "pipeline_schedule": "gpipe", "teacher_weight": "1"}
 PARTNERS = {
     **{"load": "w", "compress": "sign", "exact": "true", "survive": "true", "trace": "t"},
     **{"tensorboard": "true", "virtual_ranks": "2", "lr_scaling": "sqrt", "parallel": "pipeline=2"},
     **{"device": "cuda", "comm": "mpi", "dataset": "shards", "plateau_factor": "[plateau]"},
+    "teacher": "t",
 }
 
 

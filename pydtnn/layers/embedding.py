@@ -31,15 +31,19 @@ class Embedding(Layer):
     initializer : str or Initializer
         By default normal with a deviation of 0.02.
     tied : bool
-        Whether further uses of the layer compute logits of tokens from vectors, ``y = x w'``, with
-        the same matrix (Press and Wolf, "Using the output embedding to improve language models",
-        EACL 2017).
+        Whether further uses of the layer compute logits of tokens from vectors, ``y = x w' + b``,
+        with the same matrix (Press and Wolf, "Using the output embedding to improve language
+        models", EACL 2017). Uses whose input has as many axes as that of the first one are vectors
+        of tokens, too.
+    bias : bool
+        Whether these logits have a bias.
 
     Notes
     -----
-    Input ``(N, ...)``, output ``(N, ..., C)``, parameter ``w (K, C)``; input ``(N, ..., C)`` and
-    output ``(N, ..., K)`` of a further use that is tied. The gradient of a vector is the sum over
-    its occurrences, in the order of samples and positions.
+    Input ``(N, ...)``, output ``(N, ..., C)``, parameter ``w (K, C)``, and with `bias` another one
+    ``b (K,)``; input ``(N, ..., C)`` and output ``(N, ..., K)`` of a further use that computes
+    logits. The gradient of a vector is the sum over its occurrences, in the order of samples and
+    positions.
 
     Raises
     ------
@@ -59,18 +63,21 @@ class Embedding(Layer):
         *,
         initializer: str | Initializer = "embedding",
         tied: bool = False,
+        bias: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
         self.tokens = check_int(who, "tokens", tokens, at_least=1, at_most=2**24)
         self.features = check_int(who, "features", features, at_least=1)
-        self.initializer, self.tied = initializer, tied
+        self.initializer, self.tied, self.bias = initializer, tied, bias
 
     @property
     def gives_logits(self) -> bool:
-        """Whether this is a further use of a tied layer."""
-        return self.tied and self.source is not None
+        """Whether this is a further use of a tied layer, with vectors as input."""
+        if not self.tied or self.source is None:
+            return False
+        return len(self.input_shapes[0]) > len(self.source.input_shapes[0])
 
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Refuse models whose activations have 16 bits: they do not represent all tokens."""
@@ -85,6 +92,7 @@ class Embedding(Layer):
         first, last, _ = (self.own or slice(None)).indices(self.tokens)
         matrix, shape = (last - first, self.features), self.single(shapes)
         self.w = self.parameter("w", matrix, self.initializer, fan_in=self.features)
+        self.b = self.parameter("b", matrix[:1], "zeros", decay=False) if self.bias else None
         if not self.gives_logits:
             return (*shape, self.features)
         self.supports = toggled(self.supports, "regathered", True)
@@ -99,7 +107,8 @@ class Embedding(Layer):
         (x,) = xs
         y = self.empty(x.shape[0], self.output_shape)
         if self.gives_logits:
-            self.backend.linear.forward(_rows(self.array(x)), self.w.value, None, out=_rows(y))
+            bias = None if self.b is None else self.b.value
+            self.backend.linear.forward(_rows(self.array(x)), self.w.value, bias, out=_rows(y))
             return y, kept(x)
         last = self.tokens - 1
         tokens = whole_numbers(self, "tokens", self.array(x), last, context.samples)
@@ -111,7 +120,11 @@ class Embedding(Layer):
 
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Add dy to the gradients of the vectors; the gradient of tokens is 0."""
-        linear, w, dy = self.backend.linear, self.w, _rows(dy)
+        linear, w, b, dy = self.backend.linear, self.w, self.b, _rows(dy)
+        if b is not None and not b.frozen and self.gives_logits:
+            linear.backward_bias(dy, out=b.grad, accumulate=b.accumulate)
+        elif b is not None and not b.frozen and not b.accumulate:
+            b.grad[...] = 0  # no further use
         if not w.frozen and self.gives_logits:
             x = _rows(restored(saved))
             linear.backward_filter(x, dy, out=w.grad, accumulate=w.accumulate)

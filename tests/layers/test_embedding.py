@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Embedding, Linear, Sequential
+from pydtnn.layers import Add, Block, Embedding, Linear, Sequential
 from pydtnn.layers.base import StepContext
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
@@ -51,6 +51,27 @@ def test_a_tied_layer_adds_the_gradients_of_both_uses(rng):
         losses.append(loss())
     slope = (found["embedding0.w"] * direction).sum()
     assert slope == pytest.approx((losses[0] - losses[1]) / (2 * eps), abs=1e-8)
+
+
+def test_a_second_sequence_has_vectors_and_logits_have_a_bias(rng):
+    class Both(Block):
+        def wire(self, graph, *inputs):
+            embedding = Embedding(7, 4, tied=True, bias=True, name="token")
+            x, y = (graph.add(embedding, node) for node in inputs)
+            return graph.add(embedding, graph.add(Add(), x, y))
+
+    model = Model(Both(), [(3,), (3,)], backend="cpu", dtype="float64")
+    other, dy = TOKENS[:, ::-1].copy(), rng.normal(size=(2, 3, 7))
+    model.load({name: rng.normal(size=array.shape) for name, array in model.state().items()})
+    y, found = gradients(model, (TOKENS, other), dy)
+    w, b = (model.state()[f"token.{name}"] for name in "wb")
+    x, z = TOKENS.astype(int), other.astype(int)
+    np.testing.assert_allclose(y, (w[x] + w[z]) @ w.T + b, rtol=1e-13)
+    np.testing.assert_allclose(found["token.b"], dy.sum(axis=(0, 1)), rtol=1e-13)
+    expected = np.einsum("ntk,ntc->kc", dy, w[x] + w[z])
+    for tokens in (x, z):
+        np.add.at(expected, tokens, dy @ w)
+    np.testing.assert_allclose(found["token.w"], expected, rtol=1e-12)
 
 
 def test_a_saved_model_is_tied_again(tmp_path):

@@ -191,7 +191,7 @@ def vocabulary(draft: Draft, axis: str) -> None:
     if layer.own is not None:
         raise draft.refuse(axis, "its tokens are cut along another axis")
     layer.own = cut.range(draft.mesh.position)
-    draft.cut_parameters(0, cut, "w")
+    draft.cut_parameters(0, cut, "w", *(["b"] if layer.bias else []))
     draft.require(axis, PARTIAL if layer.gives_logits else WHOLE)
     draft.output[axis] = cut if layer.gives_logits else PARTIAL
 

@@ -162,9 +162,14 @@ def positions(draft: OnnxDraft, at: Place) -> None:
 def embedding(draft: OnnxDraft, at: Place) -> None:
     """Write rows of the matrix (K, C), or if the layer computes logits a product with (C, K)."""
     matrix = draft.constant(f"{at.source}.weight", at.arrays["weight"])
-    if at.layer.tied and at.source != at.name:
+    if at.layer.gives_logits:
         columns = draft.node("Transpose", [matrix], f"{at.name}.columns", perm=[1, 0])
-        draft.node("MatMul", [*at.inputs, columns], at.name)
+        if "bias" not in at.arrays:
+            draft.node("MatMul", [*at.inputs, columns], at.name)
+            return
+        product = draft.node("MatMul", [*at.inputs, columns], f"{at.name}.product")
+        bias = draft.constant(f"{at.source}.bias", at.arrays["bias"])
+        draft.node("Add", [product, bias], at.name)
         return
     integer = draft.helper.np_dtype_to_tensor_dtype(np.dtype("int64"))
     tokens = draft.node("Cast", at.inputs, f"{at.name}.tokens", to=integer)

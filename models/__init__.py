@@ -16,6 +16,7 @@ from pydtnn.utils.registry import Registry
 
 if TYPE_CHECKING:
     from pydtnn.models.alexnet import alexnet
+    from pydtnn.models.bert import bert, bert_base, bert_nano, bert_small
     from pydtnn.models.cnn import cnn, cnn1d
     from pydtnn.models.cosmoflow import cosmoflow
     from pydtnn.models.densenet import (
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
         resnet1202,
         resnext50,
     )
+    from pydtnn.models.t5 import t5, t5_nano, t5_small
+    from pydtnn.models.transformer import transformer, transformer_base, transformer_nano
     from pydtnn.models.vgg import (
         vgg,
         vgg11,
@@ -108,6 +111,13 @@ MODELS = Named(
         "moe_gpt_nano",
         "llama",
         "llama_nano",
+        "bert_base",
+        "bert_small",
+        "bert_nano",
+        "transformer_base",
+        "transformer_nano",
+        "t5_small",
+        "t5_nano",
         "char_lstm",
         "char_gru",
         "vit_tiny",
@@ -126,7 +136,7 @@ MODEL: Registry[Net] = Registry(
 
 
 def create_net(
-    name: str | Callable[..., Net], classes: int, input_shape: tuple[int, ...], **options: Any
+    name: str | Callable[..., Net], classes: int, input_shape: Any, **options: Any
 ) -> Net:
     """Make the network called `name`.
 
@@ -138,7 +148,7 @@ def create_net(
         Logits of the output; of a regression, its targets.
     input_shape : tuple of int
         Shape of one sample, ``(H, W, C)`` for images, ``(D, H, W, C)`` for volumes, ``(L, C)`` for
-        signals, ``(T,)`` for tokens.
+        signals, ``(T,)`` for tokens; one shape for each input if there are several.
     **options
         The factory's own, such as ``shortcut="A"`` of the CIFAR ResNets.
 
@@ -158,6 +168,10 @@ def create_net(
 __all__ = [
     "MODELS",
     "alexnet",
+    "bert",
+    "bert_base",
+    "bert_nano",
+    "bert_small",
     "char_gru",
     "char_lstm",
     "char_rnn",
@@ -200,6 +214,12 @@ __all__ = [
     "resnet50",
     "resnet56",
     "resnext50",
+    "t5",
+    "t5_nano",
+    "t5_small",
+    "transformer",
+    "transformer_base",
+    "transformer_nano",
     "vgg",
     "vgg11",
     "vgg11_bn",

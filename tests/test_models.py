@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pydtnn.data import ArrayDataset, TokenDataset
+from pydtnn.data.batch import shapes_of
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block
 from pydtnn.layers.node import nodes
@@ -39,20 +40,22 @@ MNIST = (28, 28, 1)
 PAGE = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
 
 
-def documented() -> dict[tuple[str, tuple[int, ...], int], int]:
+def documented() -> dict[tuple[str, Any, int], int]:
     """The rows of the page: for ImageNet as torchvision and, for mobilenet_v1, Keras list them."""
     rows = re.findall(r"^\| `(\w+)` \|([^|]*)\| ([\d,]+) \|", PAGE, re.M)
     found = {}
-    for name, given, count in rows:
-        sizes, _, classes = (given.strip() or "224 x 224 x 3, 1000").partition(", ")
-        shape = tuple(map(int, sizes.removesuffix(" tokens").split(" x ")))
+    for name, columns, count in rows:
+        sizes, _, classes = (columns.strip() or "224 x 224 x 3, 1000").partition(", ")
+        given = sizes.removesuffix(" tokens").split(" to ")
+        shapes = tuple(tuple(map(int, part.split(" x "))) for part in given)
+        shape = shapes if shapes[1:] else shapes[0]
         found[name, shape, int(classes)] = int(count.replace(",", ""))
     return found
 
 
 # Of other depths, and forms for CIFAR: VGG and AlexNet with one linear layer, the others with a
 # 3 x 3 stem, MobileNets with fewer strides.
-PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = documented() | {
+PARAMETERS: dict[tuple[str, Any, int], int] = documented() | {
     ("alexnet", CIFAR, 10): 2_472_266,
     ("vgg11_bn", IMAGENET, 1000): 132_868_840,
     ("vgg13", IMAGENET, 1000): 133_047_848,
@@ -83,10 +86,10 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = documented() | {
 }
 
 
-def wire(net: Block, shape: tuple[int, ...]) -> Graph:
+def wire(net: Block, shape: Any) -> Graph:
     """The graph alone: nothing is allocated."""
-    graph = Graph([shape], backend=create_backend("numpy"), dtype="float32")
-    graph.finish(nodes(graph.add(net, graph.inputs[0])))
+    graph = Graph(shapes_of(shape), backend=create_backend("numpy"), dtype="float32")
+    graph.finish(nodes(graph.add(net, *graph.inputs)))
     return graph
 
 
@@ -100,9 +103,9 @@ def test_parameters_are_as_many_as_published(key):
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
     assert parameters(graph) == PARAMETERS[key]
-    positions = (
-        shape if len(shape) == 1 and name.startswith(("gpt", "moe", "llama", "char")) else ()
-    )
+    last = shapes_of(shape)[-1]
+    sequences = ("gpt", "moe", "llama", "char", "bert", "transformer", "t5")
+    positions = last if len(last) == 1 and name.startswith(sequences) else ()
     assert [node.shape for node in graph.outputs] == [(*positions, classes)]
 
 
@@ -226,11 +229,13 @@ def test_the_page_names_every_network():
 
 @pytest.mark.tools
 def test_the_documented_networks_of_sequences_are_built():
-    text, code, recurrent = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    text, encoders, code, recurrent = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(text, names)
     assert names["text"].shape == (24,)
     assert bytes(names["text"][:4].tolist()) == b"def "
+    exec(encoders, names)
+    assert names["translator"].output_shapes == ((20, 100),)
     exec(code, names)
     x, lengths = np.ones((2, 50, 64), "float32"), np.array([[50], [3]], "float32")
     assert names["model"].predict((x, lengths)).shape == (2, 50, 10)
@@ -288,6 +293,9 @@ SMALLEST = {
         ("cosmoflow", (64, 64, 4), {}, r"expected volumes of shape \(D, H, W, C\)"),
         ("cosmoflow", (32, 31, 64, 4), {}, "at least 32 x 32 x 32 for 5 stages, got 32 x 31"),
         ("char_lstm", (8,), {"kind": "rnn"}, "char_rnn: kind must be lstm or gru, got 'rnn'"),
+        ("bert_nano", ((8,), (2,)), {}, r"bert: expected tokens .* got \(8,\) and \(2,\)"),
+        ("t5_nano", (8,), {}, r"t5: expected tokens of a source .* got \(8,\); use --dataset rev"),
+        ("transformer_nano", ((8,), (8,)), {"positions": "sines"}, "sinusoids or learned, got 's"),
         ("cnn1d", (8, 8, 3), {}, r"expected signals of shape \(L, C\), got \(8, 8, 3\)"),
     ],
 )

@@ -18,13 +18,15 @@ from tests.parallel.trajectories import observe, randomize
 from tests.random_cases import Case, Cases
 from tests.random_networks import NUMPY, Network, for_each_network
 
-SHAPES = {
+SHAPES: dict[str, Any] = {
     **{"alexnet": (29, 30, 1), "inception_v3": (75, 76, 3), "cosmoflow": (16, 17, 18, 2)},
     **dict.fromkeys((name for name in MODELS if name.startswith("vgg")), (32, 33, 3)),
     **dict.fromkeys((name for name in MODELS if name.startswith(("gpt", "llama"))), (6,)),
     **dict.fromkeys((name for name in MODELS if name.startswith("vit")), (8, 12, 3)),
     **{"cnn1d": (32, 3), "moe_gpt": (6,), "moe_gpt_nano": (6,), "mlp": (4, 5)},
     **{"char_gru": (6,), "char_lstm": (6,)},
+    **dict.fromkeys((name for name in MODELS if name.startswith("bert")), (6,)),
+    **dict.fromkeys((n for n in MODELS if n.startswith(("transformer", "t5"))), ((6,), (5,))),
 }
 """Of samples; others are images of (8, 9, 1)."""
 
@@ -37,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 SMALL = [
+    *("bert_nano", "t5_nano", "transformer_nano"),
     *("alexnet", "char_gru", "char_lstm", "cnn", "cnn1d", "cosmoflow", "densenet40", "googlenet"),
     *("gpt_nano", "llama_nano", "mlp", "mobilenet_v2", "moe_gpt_nano", "resnet20", "vit_tiny"),
 ]

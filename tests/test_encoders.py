@@ -1,0 +1,124 @@
+"""BERT, T5 and the encoder-decoder transformer: what outputs depend on, and ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.serial import Serial
+from pydtnn.data import ArrayDataset
+from pydtnn.losses import CategoricalCrossEntropy
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.schemes import create_scheme
+from pydtnn.tools.testing import check_plan
+from pydtnn.training.trainer import Trainer
+from tests.each import each
+
+TOKENS, LENGTH = 9, 6
+PAIRS = ((LENGTH,), (LENGTH,), (1,))
+NETS: dict[str, Any] = {
+    "bert_nano": ((LENGTH,), (1,), (LENGTH,)),
+    "transformer_nano": PAIRS,
+    "t5_nano": PAIRS,
+}
+
+
+def made(name: str, shape: Any, mesh: Mesh | None = None, **options: Any) -> Model:
+    """A network whose weights are large enough for logits that differ."""
+    net = create_net(name, TOKENS, shape, depth=1, **options)
+    model = Model(net, shape, dtype="float64", mesh=mesh)
+    rng = np.random.default_rng(1)
+    model.load({n: a + 0.1 * rng.normal(size=a.shape) for n, a in sorted(model.state().items())})
+    return model
+
+
+def changed(x: np.ndarray, place: Any) -> np.ndarray:
+    """Other tokens at a place."""
+    y = x.copy()
+    y[:, place] = (y[:, place] + 1) % TOKENS
+    return y
+
+
+def test_masked_tokens_depend_on_all_that_exist_and_on_segments(rng):
+    model = made("bert_nano", NETS["bert_nano"])
+    x, lengths = rng.integers(TOKENS, size=(2, LENGTH)), np.full((2, 1), 4)
+    segments = np.tile([0, 0, 1, 1, 0, 0], (2, 1))
+    y = model.predict((x, lengths, segments))
+    np.testing.assert_array_equal(
+        model.predict((changed(x, 4), lengths, segments))[:, :4], y[:, :4]
+    )
+    for other in ((changed(x, 3), lengths, segments), (x, lengths, np.zeros_like(segments))):
+        assert (abs(model.predict(other)[:, :4] - y[:, :4]).max(axis=-1) > 1e-6).all()
+    plain, zeros = made("bert_nano", (LENGTH,)), np.zeros_like(segments)
+    np.testing.assert_array_equal(plain.predict(x), model.predict((x, lengths + 2, zeros)))
+    classifier = made("bert_nano", (LENGTH,), tokens=TOKENS)
+    assert classifier.predict(x).shape == (2, TOKENS)
+
+
+@each("name", ["transformer_nano", "t5_nano"])
+@each("options", [{}, {"tied": False}])
+def test_targets_depend_on_no_later_token_and_on_all_of_the_source(name, options, rng):
+    if name == "transformer_nano":
+        options = {**options, "norm_first": not options, "positions": "learned"}
+    model, lengths = made(name, PAIRS, **options), np.full((2, 1), 4)
+    x, t = rng.integers(TOKENS, size=(2, 2, LENGTH))
+    y = model.predict((x, t, lengths))
+    z = model.predict((x, changed(t, 3), lengths))
+    np.testing.assert_allclose(z[:, :3], y[:, :3], rtol=0, atol=1e-14)
+    assert (abs(z[:, 3:] - y[:, 3:]).max(axis=-1) > 1e-6).all()
+    np.testing.assert_array_equal(model.predict((changed(x, slice(4, 6)), t, lengths)), y)
+    assert (abs(model.predict((changed(x, 3), t, lengths)) - y).max(axis=-1) > 1e-6).all()
+
+
+def train(comm: Communicator, name: str, axes: dict[str, int], scheme: str | None = None) -> Any:
+    """Train three steps with padding; return losses and parameters."""
+    rng, shapes = np.random.default_rng(1), NETS[name]
+    highest = (TOKENS, LENGTH, 2) if name == "bert_nano" else (TOKENS, TOKENS, LENGTH)
+    x = [rng.integers(0, high, (18, *s)) for high, s in zip(highest, shapes, strict=True)]
+    y = rng.integers(TOKENS, size=(18, LENGTH))
+    data = ArrayDataset(tuple(part.astype("float32") for part in x), y, ignore_index=0)
+    mesh = Mesh(comm, **axes) if scheme is None else None
+    loss = CategoricalCrossEntropy(label_smoothing=0.1, ignore_index=0)
+    model = made(name, shapes, mesh)
+    options: dict[str, Any] = {"mesh": mesh}
+    if scheme is not None:
+        options = {"exchange": create_scheme(scheme, comm)}
+    trainer = Trainer(model, SGD(0.1, momentum=0.9), loss=loss, progress=False, **options)
+    trainer.fit(data, epochs=1, global_batch_size=6)
+    return trainer.losses, model.state()
+
+
+@each("name", NETS)
+@each(
+    ("axes", "scheme"),
+    [
+        ({"data": 2}, None),
+        ({"tensor": 2}, None),
+        ({"data": 2}, "sharded_gradients"),
+        ({"data": 2}, "sharded_parameters"),
+    ],
+)
+def test_training_on_two_ranks_equals_that_on_one(name, axes, scheme):
+    if name == "t5_nano" and "tensor" in axes:
+        return
+    losses, state = train(Serial(), name, {})
+    assert losses[-1] != losses[0]
+    for own in run_threads(2, lambda comm: train(comm, name, axes, scheme)):
+        assert own[0] == pytest.approx(losses, abs=1e-12)
+        for key, array in state.items():
+            np.testing.assert_allclose(own[1][key], array, rtol=0, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", NETS)
+def test_all_arrays_of_a_step_equal_those_of_serial_training(name):
+    net = partial(create_net, name, TOKENS, NETS[name], depth=1)
+    cut = [] if name == "t5_nano" else [{"tensor": 2}, {"context": 2}]
+    check_plan(net, NETS[name], meshes=[{"data": 2}, *cut], batch=3)

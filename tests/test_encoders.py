@@ -106,8 +106,6 @@ def train(comm: Communicator, name: str, axes: dict[str, int], scheme: str | Non
     ],
 )
 def test_training_on_two_ranks_equals_that_on_one(name, axes, scheme):
-    if name == "t5_nano" and "tensor" in axes:
-        return
     losses, state = train(Serial(), name, {})
     assert losses[-1] != losses[0]
     for own in run_threads(2, lambda comm: train(comm, name, axes, scheme)):
@@ -120,5 +118,4 @@ def test_training_on_two_ranks_equals_that_on_one(name, axes, scheme):
 @pytest.mark.parametrize("name", NETS)
 def test_all_arrays_of_a_step_equal_those_of_serial_training(name):
     net = partial(create_net, name, TOKENS, NETS[name], depth=1)
-    cut = [] if name == "t5_nano" else [{"tensor": 2}, {"context": 2}]
-    check_plan(net, NETS[name], meshes=[{"data": 2}, *cut], batch=3)
+    check_plan(net, NETS[name], meshes=[{"data": 2}, {"tensor": 2}, {"context": 2}], batch=3)

@@ -25,7 +25,7 @@ from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.initializers import Normal
 from pydtnn.layers.node import Node
 from pydtnn.models.gpt import DEVIATION
-from pydtnn.models.transformer import Stack, dropouts, encoder_block
+from pydtnn.models.transformer import BlockStack, dropouts, encoder_block
 from pydtnn.utils.validate import check_int
 
 EPSILON = 1e-12
@@ -39,11 +39,11 @@ class Bert(Block):
     ----------
     token, segment : Layer
         Embeddings.
-    encoder : Stack
+    encoder : BlockStack
     head : Layer or Block
     """
 
-    def __init__(self, token: Net, segment: Net, encoder: Stack, head: Net) -> None:
+    def __init__(self, token: Net, segment: Net, encoder: BlockStack, head: Net) -> None:
         super().__init__()
         self.token, self.segment, self.encoder, self.head = token, segment, encoder, head
 
@@ -125,7 +125,7 @@ def bert(
     token = Embedding(vocabulary, width, initializer=usual, tied=masked, bias=masked, name="token")
     linear = partial(Linear, initializer=usual)
     norm = partial(LayerNorm, epsilon=EPSILON)
-    encoder = Stack(
+    encoder = BlockStack(
         (
             PositionalEmbedding(initializer=usual, name="position"),
             norm(name="norm"),

@@ -20,8 +20,8 @@ from pydtnn.layers import (
 )
 from pydtnn.layers.initializers import Normal
 from pydtnn.models.transformer import (
+    BlockStack,
     EncoderDecoder,
-    Stack,
     check_pairs,
     decoder_block,
     dropouts,
@@ -89,7 +89,7 @@ def t5(
     check_int("t5", "depth", depth, at_least=1)
     usual = Normal(1 / sqrt(width))
 
-    def stack(make: Callable[..., Net], name: str) -> Stack:
+    def stack(make: Callable[..., Net], name: str) -> BlockStack:
         def block(i: int) -> Net:
             return make(
                 width,
@@ -110,7 +110,7 @@ def t5(
                 name=f"block{i}",
             )
 
-        return Stack(
+        return BlockStack(
             dropouts(dropout, "first_dropout"),
             [block(i) for i in range(depth)],
             (RMSNorm(epsilon=epsilon, name="norm"), *dropouts(dropout, "last_dropout")),

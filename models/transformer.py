@@ -260,7 +260,7 @@ decoder_block = partial(encoder_block, causal=True, cross=True)
 """The same with causal attention, and attention to another sequence."""
 
 
-class Stack(Block):
+class BlockStack(Block):
     """Parts of which the first and the last have one input, and all blocks the others, too.
 
     Parameters
@@ -292,7 +292,7 @@ class EncoderDecoder(Block):
     ----------
     embedding : Embedding
         Of the tokens of both.
-    encoder, decoder : Stack
+    encoder, decoder : BlockStack
     head : Layer or Block
         Computes logits.
 
@@ -302,7 +302,7 @@ class EncoderDecoder(Block):
     the lengths ``(N, 1)`` of the source if they differ. Output ``(N, T2, K)``.
     """
 
-    def __init__(self, embedding: Net, encoder: Stack, decoder: Stack, head: Net) -> None:
+    def __init__(self, embedding: Net, encoder: BlockStack, decoder: BlockStack, head: Net) -> None:
         super().__init__()
         self.embedding, self.encoder, self.decoder = embedding, encoder, decoder
         self.head = head
@@ -385,9 +385,9 @@ def transformer(
         raise ValueError(f"transformer: positions must be sinusoids or learned, got {positions!r}")
     initializer = sinusoids if positions == "sinusoids" else Normal(1.0)
 
-    def stack(make: Callable[..., Net], name: str) -> Stack:
+    def stack(make: Callable[..., Net], name: str) -> BlockStack:
         options = {"hidden": hidden, "norm_first": norm_first, "dropout": dropout}
-        return Stack(
+        return BlockStack(
             (
                 Rescale(sqrt(width), name="scale"),
                 PositionalEmbedding(initializer=initializer, name="position"),

@@ -6,6 +6,7 @@ from functools import partial
 from math import sqrt
 
 from pydtnn.layers import (
+    Block,
     Embedding,
     LayerNorm,
     Linear,
@@ -14,7 +15,7 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.layers.initializers import Normal
-from pydtnn.models.tokens import check_tokens
+from pydtnn.models.tokens import check_tokens, with_documents
 from pydtnn.models.transformer import block, dropouts
 from pydtnn.utils.validate import check_int
 
@@ -36,7 +37,7 @@ def gpt(
     capacity: float | None = None,
     balance: float = 0.01,
     z: float = 0.001,
-) -> Sequential:
+) -> Block:
     """Token and positional embeddings, blocks of causal attention and an MLP, logits.
 
     The matrix of the logits is that of the token embedding if `tied`. Initial weights are normal
@@ -48,7 +49,8 @@ def gpt(
     classes : int
         Number of different tokens K.
     input_shape : tuple of int
-        ``(T,)``, the length of a sequence.
+        ``(T,)``, the length of a sequence; ``((T,), (T,))`` for tokens and the document of each,
+        0 where there is none, as those of `pydtnn.data.PackedDataset`.
     depth, heads, width : int
         Number of blocks, heads of each, and features of a position, which `heads` divides.
     dropout : float
@@ -62,7 +64,7 @@ def gpt(
 
     Returns
     -------
-    Sequential
+    Block
         Gives logits ``(N, T, K)`` of the next token at each position, from tokens ``(N, T)``.
 
     Raises
@@ -75,7 +77,7 @@ def gpt(
     Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section
     2.3. Press and Wolf, "Using the output embedding to improve language models", EACL 2017.
     """
-    check_tokens("gpt", input_shape)
+    check_tokens("gpt", input_shape, documents=True)
     check_int("gpt", "depth", depth, at_least=1)
     check_int("gpt", "experts", experts, at_least=0)
     usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
@@ -93,7 +95,7 @@ def gpt(
     )
     embedding = Embedding(classes, width, initializer=usual, tied=tied, name="token")
     own = Linear(classes, bias=False, initializer=usual, name="logits")
-    return Sequential(
+    net = Sequential(
         embedding,
         PositionalEmbedding(name="position"),
         *dropouts(dropout, "dropout"),
@@ -114,6 +116,7 @@ def gpt(
         LayerNorm(name="norm"),
         embedding if tied else own,
     )
+    return with_documents(net, input_shape)
 
 
 gpt_nano = partial(gpt, depth=3, heads=3, width=48)

@@ -6,6 +6,7 @@ from functools import partial
 from math import sqrt
 
 from pydtnn.layers import (
+    Block,
     Branches,
     DotProductAttention,
     Embedding,
@@ -21,7 +22,7 @@ from pydtnn.layers import (
 )
 from pydtnn.layers.initializers import Normal
 from pydtnn.models.gpt import DEVIATION
-from pydtnn.models.tokens import check_tokens
+from pydtnn.models.tokens import check_tokens, with_documents
 from pydtnn.utils.validate import check_int
 
 
@@ -42,7 +43,7 @@ def llama(
     capacity: float | None = None,
     balance: float = 0.01,
     z: float = 0.001,
-) -> Sequential:
+) -> Block:
     """Token embeddings, blocks of causal attention and a gated MLP, logits; without biases.
 
     Initial weights are those of `gpt`.
@@ -52,7 +53,8 @@ def llama(
     classes : int
         Number of different tokens K.
     input_shape : tuple of int
-        ``(T,)``, the length of a sequence.
+        ``(T,)``, the length of a sequence; ``((T,), (T,))`` for tokens and the document of each,
+        0 where there is none, as those of `pydtnn.data.PackedDataset`.
     depth, heads, width : int
         Number of blocks, heads of each, and features of a position, which twice `heads` divides.
     groups : int
@@ -72,7 +74,7 @@ def llama(
 
     Returns
     -------
-    Sequential
+    Block
         Gives logits ``(N, T, K)`` of the next token at each position, from tokens ``(N, T)``.
 
     Raises
@@ -87,7 +89,7 @@ def llama(
     training generalized multi-query transformer models from multi-head checkpoints", EMNLP 2023.
     Jiang et al., "Mixtral of experts", 2024, section 2.1 (`experts`).
     """
-    check_tokens("llama", input_shape)
+    check_tokens("llama", input_shape, documents=True)
     check_int("llama", "depth", depth, at_least=1)
     check_int("llama", "experts", experts, at_least=0)
     check_int("llama", "heads", heads, at_least=1)
@@ -147,12 +149,13 @@ def llama(
         )
 
     embedding = Embedding(classes, width, initializer=usual, tied=tied, name="token")
-    return Sequential(
+    net = Sequential(
         embedding,
         *(block(f"block{i}") for i in range(depth)),
         RMSNorm(epsilon=epsilon, name="norm"),
         embedding if tied else linear(classes, "logits"),
     )
+    return with_documents(net, input_shape)
 
 
 llama_nano = partial(llama, depth=3, heads=4, width=48)

@@ -51,8 +51,13 @@ BALANCED = "balanced"
 
 
 def create_loss(config: TrainConfig, train: Dataset) -> Loss:
-    """Create the loss that `--loss` names; "balanced" weights are those of the training set."""
+    """Create the loss that `--loss` names; "balanced" weights are those of the training set.
+
+    Targets without a class, if the training set has some, are left out.
+    """
     found, options = find(config, "loss")
+    if train.ignore_index is not None and "ignore_index" in found.takes:
+        options = {"ignore_index": train.ignore_index} | options
     if options.get("class_weights") == BALANCED:
         options = options | {"class_weights": datasets.balanced_weights(train)}
     if config.label_smoothing:

@@ -16,6 +16,7 @@ DATASETS = Named(
         "cifar10": "load_cifar10",
         "cifar100": "load_cifar100",
         "digits": "load_digits",
+        "documents": "load_documents",
         "folder": "load_folder",
         "mnist": "load_mnist",
         "shards": "load_shards",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pydtnn.utils.files import read_file
 from pydtnn.utils.validate import check_int, plain_array
 
 Array = NDArray[Any]
+
+PathLike = str | os.PathLike[str]
 
 VOCABULARY = 256
 """Different tokens of a text."""
@@ -78,25 +81,13 @@ class TokenDataset(Dataset):
     ) -> None:
         check_int("TokenDataset", "length", length, at_least=1)
         array = plain_array(name, "tokens", tokens)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(
-                f"{name}: tokens must be a sequence of integers, got {array.dtype} of shape "
-                f"{array.shape}"
-            )
-        if len(array) <= length:
+        if array.ndim == 1 and len(array) <= length:
             raise ValueError(
                 f"{name}: expected more than {length} tokens, the length of a sample, got "
                 f"{len(array)}; use a longer text or shorter samples"
             )
         known = None if like is None else like.classes
-        low, high = int(array.min()), int(array.max())
-        self.classes = classes or known or high + 1
-        if low < 0 or high >= self.classes:
-            wrong = low if low < 0 else high
-            raise ValueError(
-                f"{name}: tokens must be in 0..{self.classes - 1}, got {wrong} at position "
-                f"{int(np.argmax(array == wrong))}"
-            )
+        self.classes = check_tokens(name, array, classes or known)
         self.name, self.like = name, like
         self.encoding = encoding or (None if like is None else like.encoding)
         self.input_shape = (length,)
@@ -111,6 +102,30 @@ class TokenDataset(Dataset):
         first = as_indices(self.name, indices, len(self))[:, None] * length
         parts = self.tokens[first + np.arange(length + 1)]
         return parts[:, :-1].astype(np.float32), parts[:, 1:].astype(np.int64)
+
+
+def check_tokens(name: str, tokens: Array, classes: int | None) -> int:
+    """Return the number of different tokens: by default one more than the largest.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not integers in ``0..classes-1``.
+    """
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name}: tokens must be a sequence of integers, got {tokens.dtype} of shape "
+            f"{tokens.shape}"
+        )
+    low, high = int(tokens.min()), int(tokens.max())
+    classes = classes or high + 1
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"{name}: tokens must be in 0..{classes - 1}, got {wrong} at position "
+            f"{int(np.argmax(tokens == wrong))}"
+        )
+    return classes
 
 
 def load_text(
@@ -142,14 +157,8 @@ def load_text(
         If `tokenizer` is given and the package tokenizers is missing.
     """
     text, root = read_text(data_dir, pattern)
-    tokens: Array
-    if tokenizer is None:
-        unit = encoding = "bytes"
-        classes, tokens = VOCABULARY, np.frombuffer(text, np.uint8)
-    else:
-        pairs = Tokenizer(tokenizer)
-        unit, encoding = "tokens", f"tokenizer {pairs.digest}"
-        classes, tokens = pairs.size, pairs.encode(text, str(root))
+    encode, classes, encoding = encoder(tokenizer, str(root))
+    tokens, unit = encode(text), "bytes" if tokenizer is None else "tokens"
     test = max(len(tokens) // TEST_SHARE, length + 1)
     if len(tokens) < test + length + 1:
         raise ValueError(
@@ -160,16 +169,28 @@ def load_text(
     return train, TokenDataset(tokens[-test:], length, name="text", like=train)
 
 
-def read_text(
-    data_dir: str | os.PathLike[str] | None = None, pattern: str | None = None
-) -> tuple[bytes, Path]:
-    """Return the bytes of a file, or of all files of a folder, and the path of it.
+def encoder(tokenizer: PathLike | None, where: str) -> tuple[Callable[[bytes], Array], int, str]:
+    """Return a function of bytes to tokens, the number of different ones, and their encoding."""
+    if tokenizer is None:
+        return partial(np.frombuffer, dtype=np.uint8), VOCABULARY, "bytes"
+    pairs = Tokenizer(tokenizer)
+    return partial(pairs.encode, name=where), pairs.size, f"tokenizer {pairs.digest}"
+
+
+def read_text(data_dir: PathLike | None = None, pattern: str | None = None) -> tuple[bytes, Path]:
+    """Return the bytes of all files, joined by newlines, and their path; see `read_files`."""
+    files, root = read_files(data_dir, pattern)
+    return b"\n".join(files), root
+
+
+def read_files(data_dir: PathLike | None, pattern: str | None) -> tuple[list[bytes], Path]:
+    """Return the bytes of a file, or of each file of a folder, and the path of it.
 
     Parameters
     ----------
     data_dir : path, optional
         A file, or a folder whose files are read in the order of their paths, with those of its
-        subfolders, and joined by newlines. By default the sources of Python's standard library.
+        subfolders. By default the sources of Python's standard library.
     pattern : str, optional
         Names of the files that are read of a folder, such as ``*.txt``; by default all, and
         ``*.py`` of the standard library.
@@ -187,7 +208,7 @@ def read_text(
     if not files:
         problem = f"found no file in {root}" if root.is_dir() else f"{root} does not exist"
         raise FileNotFoundError(f"text: {problem}; name a text file, or a folder with some")
-    return b"\n".join(read_file("text", path) for path in files), root
+    return [read_file("text", path) for path in files], root
 
 
 def _files(root: Path, pattern: str, skipped: set[str]) -> Iterator[Path]:

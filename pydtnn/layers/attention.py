@@ -14,14 +14,14 @@ from pydtnn.layers.blocks import Block, GraphBuilder
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
-from pydtnn.layers.masks import both, documents, first_positions, positions_seen
+from pydtnn.layers.masks import both, first_positions, positions_seen
 from pydtnn.layers.node import Node
 from pydtnn.layers.positions import Positions
-from pydtnn.layers.sequence import TakesLengths, whole_numbers
+from pydtnn.layers.sequence import TakesDocuments, whole_numbers
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
-class DotProductAttention(TakesLengths):
+class DotProductAttention(TakesDocuments):
     """``softmax(q k' scale) v`` of each head, where q, k and v are thirds of the input.
 
     Dropout sets weights, the results of softmax, to zero. The mask is a function of (seed, this
@@ -163,9 +163,7 @@ class DotProductAttention(TakesLengths):
         return dx, out_kv
 
     def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        """Draw documents, lengths, or the first input."""
-        if len(shape) == 2 and shape[1] > 1:
-            return np.sort(rng.integers(0, 4, size=shape)).astype(np.float32)
+        """Draw lengths of keys, or another input."""
         if shape[1:] == (1,):
             return rng.integers(1, self.all_positions[1] + 1, size=shape).astype(np.float32)
         return super().example(shape, rng)
@@ -176,12 +174,7 @@ class DotProductAttention(TakesLengths):
         if given.shape[1:] == (1,) and length > 1:
             lengths = whole_numbers(self, "lengths", given, length, context.samples)
             return first_positions(self.xp, lengths, length, False)
-        ids = whole_numbers(self, "documents", given, 2**24, context.samples)
-        try:
-            seen = documents(self.backend.to_numpy(ids).reshape(given.shape))
-        except ValueError as error:
-            raise self.fail(str(error)) from None
-        return self.backend.asarray(seen, np.dtype("int64"))
+        return self.documents(given, context)
 
     def _dropped(self, context: StepContext) -> AttentionDropout | None:
         """Return the key of the mask in training."""

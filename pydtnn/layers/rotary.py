@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import RESULTS, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
+from pydtnn.layers.sequence import TakesDocuments
 from pydtnn.utils.validate import check_float, check_int
 
 
-class Rotary(Layer):
+class Rotary(TakesDocuments):
     """Rotate queries and keys by angles that grow with their position, for `DotProductAttention`.
 
     Elements ``i`` and ``i + E / 2`` of a head of E elements are a point of the plane, which is
@@ -27,7 +28,9 @@ class Rotary(Layer):
     Notes
     -----
     Inputs ``(N, T, H E)``, the queries of H heads, and twice ``(N, T, G E)``, the keys and values
-    of G groups of heads. Output ``(N, T, 3 H E)``.
+    of G groups of heads. Output ``(N, T, 3 H E)``. If a fourth input ``(N, T)`` is the document of
+    each position (see `DotProductAttention`), positions are counted from the first one of their
+    document.
 
     References
     ----------
@@ -38,7 +41,7 @@ class Rotary(Layer):
 
     saves = ()
     new_results = RESULTS
-    first_position = 0  # of this rank, if it has a part of the positions
+    sequences = 3
 
     def __init__(self, heads: int, *, base: float = 10000.0, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -49,7 +52,7 @@ class Rotary(Layer):
     def build(self, *shapes: Shape) -> Shape:
         """Find the groups, and compute the cosines and sines of all angles (T, 1, E / 2)."""
         expected = "expected queries (T, H E), keys and values (T, G E)"
-        if len(shapes) != 3 or shapes[1] != shapes[2] or any(len(s) != 2 for s in shapes):
+        if len(shapes) < 3 or shapes[1] != shapes[2] or any(len(s) != 2 for s in shapes[:3]):
             raise self.fail(f"{expected}, got {' and '.join(map(str, shapes))}")
         (length, features), (others, shared) = shapes[:2]
         self.width, rest = divmod(features, self.heads)
@@ -64,7 +67,8 @@ class Rotary(Layer):
                 f"heads must be a multiple of those of keys and values, got {self.heads} and "
                 f"{self.groups}"
             )
-        positions = self.first_position + np.arange(length)
+        own = None if len(shapes) > 3 else self.own_positions
+        positions = np.arange(self.check_documents(length, shapes[3:])) + (own.start if own else 0)
         angles = positions[:, None] * self.base ** (-np.arange(0, width, 2) / width)
         self.cos, self.sin = (
             self.backend.asarray(f(angles)[:, None], self.dtype) for f in (np.cos, np.sin)
@@ -73,26 +77,31 @@ class Rotary(Layer):
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Rotate queries and keys; copy values; repeat what heads share."""
-        q, k, v = map(self._heads, xs)
+        q, k, v = map(self._heads, xs[:3])
+        places = self.places(xs[3], context) if len(xs) > 3 else slice(None)
+        cos, sin = self.cos[places], self.sin[places]
         y = self.empty(len(q), self.output_shape)
         queries, keys, values = self._thirds(y)
-        queries[...] = self._rotated(q, self.sin).reshape(queries.shape)
-        keys[...] = self._rotated(k, self.sin)[:, :, :, None]
+        queries[...] = self._rotated(q, cos, sin).reshape(queries.shape)
+        keys[...] = self._rotated(k, cos, sin)[:, :, :, None]
         values[...] = v[:, :, :, None]
-        return y, None
+        return y, places
 
     def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
         """Add up what heads share; rotate back."""
         queries, keys, values = self._thirds(dy)
+        cos, sin = self.cos[saved], -self.sin[saved]
         dq = queries.reshape(*dy.shape[:2], self.heads, self.width)  # (N, T, H, E)
-        parts = self._rotated(dq, -self.sin), self._rotated(keys.sum(axis=3), -self.sin)
-        gradients = (*parts, values.sum(axis=3))
+        parts = self._rotated(dq, cos, sin), self._rotated(keys.sum(axis=3), cos, sin)
+        gradients = [*parts, values.sum(axis=3)]
         shapes = self.input_shapes
+        gradients += [self.backend.zeros((len(dy), *s), self.dtype) for s in shapes[3:]]
         return tuple(d.reshape(len(dy), *s) for d, s in zip(gradients, shapes, strict=True))
 
     def cost(self, batch: int) -> Cost:
         """Two products and a sum for each element of queries and keys; copies; sums of groups."""
-        (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
+        outputs, itemsize = self.elements(batch)[1], self.dtype.itemsize
+        inputs = batch * sum(length * n for length, n in self.input_shapes[:3])
         rotated = 3 * batch * sum(length * n for length, n in self.input_shapes[:2])
         moved = (inputs + outputs) * itemsize
         return Cost(rotated, rotated + outputs - inputs, moved, moved)
@@ -107,7 +116,7 @@ class Rotary(Layer):
         parts = y.reshape(*y.shape[:2], 3, self.groups, each, self.width)
         return tuple(parts[:, :, i] for i in range(3))
 
-    def _rotated(self, x: Array, sin: Array) -> Array:
-        """Return heads (N, T, H, E) rotated by the angles of `sin`."""
+    def _rotated(self, x: Array, cos: Array, sin: Array) -> Array:
+        """Return heads (N, T, H, E) rotated by angles, ``(T, 1, E / 2)`` or ``(N, ...)``."""
         a, b = self.xp.split(x, 2, axis=-1)
-        return self.xp.concatenate([a * self.cos - b * sin, b * self.cos + a * sin], axis=-1)
+        return self.xp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

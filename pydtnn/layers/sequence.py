@@ -11,6 +11,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
+from pydtnn.layers.masks import documents
 
 
 def whole_numbers(layer: Layer, what: str, given: Array, most: int, samples: Any) -> Array:
@@ -77,6 +78,49 @@ class TakesLengths(Layer):
         return rng.integers(1, self.input_shapes[0][0] + 1, size=shape).astype(np.float32)
 
 
+class TakesDocuments(TakesLengths):
+    """Base class of layers of sequences whose last input may be the document of each position.
+
+    Documents are ``(N, T)``, 0 where there is none; positions of one are next to each other.
+    """
+
+    own_positions: slice | None = None  # of this rank; documents are those of all positions
+
+    def documents(self, given: Array, context: StepContext) -> Array:
+        """Return the first position of the document of each one, and the end, ``(N, T, 2)``.
+
+        Raises
+        ------
+        ValueError
+            If a document is not a whole number in 0..2^24, or its positions are not next to each
+            other: with the sample and the value.
+        """
+        ids = whole_numbers(self, "documents", given, 2**24, context.samples)
+        try:
+            seen = documents(self.backend.to_numpy(ids).reshape(given.shape))
+        except ValueError as error:
+            raise self.fail(str(error)) from None
+        return self.backend.asarray(seen, np.dtype("int64"))
+
+    def places(self, given: Array, context: StepContext) -> Array:
+        """Return the distance of own positions to the first one of their document, ``(N, T)``."""
+        first = self.documents(given, context)[..., 0]
+        return (self.xp.arange(first.shape[1]) - first)[:, self.own_positions or slice(None)]
+
+    def check_documents(self, length: int, shapes: tuple[Shape, ...]) -> int:
+        """Return how many positions there are on all ranks, after a check of the last input."""
+        if self.own_positions is None and shapes not in ((), ((length,),)):
+            given = " and ".join(map(str, shapes))
+            raise self.fail(f"a last input must be documents of shape ({length},), got {given}")
+        return shapes[0][0] if shapes else length
+
+    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        """Draw documents, or another input."""
+        if len(shape) == 2 and shape[1] > 1:
+            return np.sort(rng.integers(0, 4, size=shape)).astype(np.float32)
+        return super().example(shape, rng)
+
+
 class ClassToken(Layer):
     """Put a learned vector before the first position of each sequence.
 
@@ -137,7 +181,7 @@ class ClassToken(Layer):
         return Cost(0, token, (inputs + outputs) * itemsize, (token + copied) * itemsize)
 
 
-class PositionalEmbedding(Layer):
+class PositionalEmbedding(TakesDocuments):
     """Add a learned vector to each position: ``y[n, t] = x[n, t] + w[t]``.
 
     Parameters
@@ -146,11 +190,14 @@ class PositionalEmbedding(Layer):
 
     Notes
     -----
-    Input and output ``(N, T, D)``, parameter ``w (T, D)``.
+    Input and output ``(N, T, D)``, parameter ``w (T, D)``. If a second input ``(N, T)`` is the
+    document of each position (see `DotProductAttention`), positions are counted from the first one
+    of their document.
 
     References
     ----------
     Dosovitskiy et al., "An image is worth 16x16 words", ICLR 2021, section 3.1 and appendix D.4.
+    Krell et al., "Efficient sequence packing without cross-contamination", 2021, section 3.2.
     """
 
     saves = ()
@@ -165,27 +212,39 @@ class PositionalEmbedding(Layer):
         super().__init__(name=name)
         self.initializer = initializer
 
+    def can_replay(self) -> bool:
+        """Return whether there are no documents, which the array module checks."""
+        return super().can_replay() and len(self.input_shapes) == 1
+
     def build(self, *shapes: Shape) -> Shape:
         """Declare w (T, D)."""
-        shape = _sequence(self, shapes)
-        self.w = self.parameter("w", shape, self.initializer, decay=False)
-        return shape
+        length, features = _sequence(self, shapes[:1])
+        positions = self.check_documents(length, shapes[1:])
+        self.w = self.parameter("w", (positions, features), self.initializer, decay=False)
+        return length, features
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Add the vectors of all positions."""
-        (x,) = xs
+        x, *given = xs
+        places = self.places(given[0], context) if given else None
         y = self.output_like(x)
-        self.backend.elementwise.add(x, self.w.value, out=y)
-        return y, None
+        w = self.w.value if places is None else self.w.value[places]  # (T, D) or (N, T, D)
+        self.backend.elementwise.add(x, w, out=y)
+        return y, places
 
-    def backward(self, dy: Array, saved: Saved) -> Array:
-        """Compute ``dw = sum over samples of dy``; dx is dy."""
-        w = self.w
-        if not w.frozen:
-            self.backend.linear.backward_bias(
+    def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, Array]:
+        """Compute ``dw = sum over samples of dy``, or over documents; dx is dy."""
+        w, linear = self.w, self.backend.linear
+        if not w.frozen and saved is None:
+            linear.backward_bias(
                 dy.reshape(len(dy), w.size), out=w.grad.reshape(-1), accumulate=w.accumulate
             )
-        return dy
+        elif not w.frozen:
+            rows = dy.reshape(-1, dy.shape[-1])  # (N, T, D) -> (N T, D)
+            linear.add_rows(rows, saved.reshape(-1), out=w.grad, accumulate=w.accumulate)
+        if saved is None:
+            return dy
+        return dy, self.backend.zeros((len(dy), *self.input_shapes[1]), self.dtype)
 
     def cost(self, batch: int) -> Cost:
         """An addition per element, in both directions."""

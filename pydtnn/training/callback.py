@@ -19,6 +19,7 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.logs import History, Logs
+from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import StoresArguments
@@ -43,6 +44,7 @@ class Training(Protocol):
     logs: Logs
     history: History
     losses: list[float]
+    totals: Totals
     seconds: dict[str, float]
     stop: bool
     recovered: bool

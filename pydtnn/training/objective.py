@@ -310,6 +310,16 @@ class Objective:
         if factor and self.backend.has_values:
             totals.values[0] += sum(values) / factor
 
+    def tokens(self, totals: Totals) -> float:
+        """Return the mean number of tokens of a sample that the first output predicts.
+
+        Those of `ignore_index` do not count. 0 if the output is no sequence of logits.
+        """
+        shape, loss = self._shapes[0], self.losses[0]
+        if len(shape) != 2 or loss.task != "classes" or not totals.count:
+            return 0.0
+        return float(totals.values[1] / totals.count if loss.counts_targets else shape[0])
+
     def _sum_of_quotients(self, sums: Array, count: int) -> float:
         """Return the weighted sum of the means of all losses."""
         pairs = sums.reshape(-1, 2)

@@ -144,7 +144,7 @@ class TerminalBar:
 
 
 class ProgressBar(Callback):
-    """Show step, loss, metrics, learning rate and samples/s on rank 0.
+    """Show step, loss, metrics, learning rate and samples/s on rank 0; tokens/s of sequences.
 
     On a terminal it shows a progress bar, and a line for each completed epoch; otherwise plain
     lines, one for each epoch and one every few seconds within it. A line on a terminal contains
@@ -176,7 +176,7 @@ class ProgressBar(Callback):
         self.style = style
         self._display: TerminalBar | Lines | None = None
         self._epochs = self._steps = 0
-        self._pause = 0.0
+        self._pause = self._tokens = 0.0
         self._seen = self._first = 0  # samples and steps before the epoch
         self._begin = self._now = self._shown = 0.0
 
@@ -208,6 +208,7 @@ class ProgressBar(Callback):
     def on_step_end(self, trainer: Training) -> None:
         """Show the means so far, if the interval has passed."""
         self._now = clock.now()
+        self._tokens = trainer.objective.tokens(trainer.totals)
         if self._display and self._now - self._shown >= self._pause:
             self._shown = self._now
             pieces = [LinePiece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
@@ -215,7 +216,7 @@ class ProgressBar(Callback):
             if trainer.own_steps:
                 pieces.append(LinePiece(10, f"last {trainer.own_steps} steps of rank 0 only"))
             pieces += _values({"lr": trainer.optimizer.lr_now})
-            pieces.append(LinePiece(6, self._rate(trainer)))
+            pieces += self._rates(trainer)
             self._display.step(self._title(trainer.epoch + 1), trainer.step, pieces)
 
     def on_epoch_end(self, trainer: Training) -> None:
@@ -223,8 +224,7 @@ class ProgressBar(Callback):
         if self._display:
             title = LinePiece(0, self._title(trainer.epoch))
             seconds = LinePiece(4, f"{self._now - self._begin:.1f} s")
-            rate = LinePiece(6, self._rate(trainer))
-            self._display.line([title, *_values(trainer.logs), rate, seconds])
+            self._display.line([title, *_values(trainer.logs), *self._rates(trainer), seconds])
 
     def on_fit_end(self, trainer: Training) -> None:
         """Restore the terminal."""
@@ -239,10 +239,11 @@ class ProgressBar(Callback):
     def _title(self, epoch: int) -> str:
         return f"epoch {epoch}/{self._epochs}"
 
-    def _rate(self, trainer: Training) -> str:
+    def _rates(self, trainer: Training) -> list[LinePiece]:
         seconds = training_seconds(trainer) - self._trained
         rate = (trainer.samples_seen - self._seen) / seconds if seconds else 0.0
-        return f"{rate:.0f} samples/s"
+        tokens = [LinePiece(6, f"{rate * self._tokens:.0f} tokens/s")] if self._tokens else []
+        return [*tokens, LinePiece(6, f"{rate:.0f} samples/s")]
 
     def _remaining(self, step: int) -> str:
         """Return the time until the end of the epoch at the speed so far, such as "1:05 left"."""

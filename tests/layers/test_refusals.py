@@ -102,6 +102,8 @@ OPTIONS: list[Case] = [
     (lambda: nn.MultiHeadCrossAttention(2), [(5, 6)], r"a sequence \(T2, D2\)"),
     (lambda: nn.RelativePositions(3), (5, 6), "buckets must be at least 4"),
     (lambda: nn.RelativePositions(8, 4), (5, 6), "distance must be at least 5"),
+    (nn.PositionalEmbedding, [(5, 2), (4,)], r"documents of shape \(5,\), got \(4,\)"),
+    (lambda: nn.Rotary(1), [(5, 2)] * 4, r"documents of shape \(5,\), got \(5, 2\)"),
     (lambda: nn.Rotary(2), [ROWS], r"queries \(T, H E\), keys .*, got \(3, 4\)"),
     (lambda: nn.Rotary(2), [(3, 6), (3, 3), (3, 3)], "with H=2 and E even"),
     (lambda: nn.Rotary(4), [(3, 16), (3, 12), (3, 12)], "a multiple of those of keys"),

@@ -27,7 +27,7 @@ from pydtnn.layers.recurrent import GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
 from pydtnn.layers.rotary import Rotary
-from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
+from pydtnn.layers.sequence import ClassToken, PositionalEmbedding, TakesDocuments
 from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
@@ -356,8 +356,22 @@ def _layer_norm(draft: Draft, cut: Cut) -> bool:
 
 def _positional_embedding(draft: Draft, cut: Cut) -> bool:
     """Add the vectors of own positions, or own features of all vectors."""
+    if cut.dim == 0 and len(draft.inputs) > 1:  # a document may begin on another rank
+        draft.summed.append(cut.axis)
+        return _own_places(draft, cut)
     draft.cut_parameters(cut.dim, cut, "w")
-    return _each(draft, cut)
+    return _own_places(draft, cut)
+
+
+def _own_places(draft: Draft, cut: Cut) -> bool:
+    """Compute own positions or features, with the documents of all positions."""
+    layer = cast(TakesDocuments, draft.layer)
+    if cut.dim == 0:
+        layer.own_positions = cut.range(draft.mesh.position)
+    _each(draft, cut)
+    for layout in draft.inputs[layer.sequences :]:
+        layout[cut.axis] = WHOLE
+    return True
 
 
 def _multiply(draft: Draft, cut: Cut) -> bool:
@@ -529,11 +543,10 @@ def _rotary(draft: Draft, cut: Cut) -> bool:
     """Rotate own heads, of whole groups, or all heads of own positions."""
     layer, whole = cast(Rotary, draft.layer), cast(Rotary, draft.whole)
     if cut.dim == 0:
-        layer.first_position += cut.range(draft.mesh.position).start
-        return _each(draft, cut)
+        return _own_places(draft, cut)
     if whole.groups < draft.ranks(cut.axis):
         return False
-    for layout, (_, features) in zip(draft.inputs, whole.input_shapes, strict=True):
+    for layout, (_, features) in zip(draft.inputs[:3], whole.input_shapes[:3], strict=True):
         unit = features // whole.groups
         layout[cut.axis] = draft.even(1, cut.axis, features, "groups of heads", unit)
     queries = cast(Cut, draft.inputs[0][cut.axis])

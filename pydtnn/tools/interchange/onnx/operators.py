@@ -178,6 +178,7 @@ def embedding(draft: OnnxDraft, at: Place) -> None:
 
 def positional_embedding(draft: OnnxDraft, at: Place) -> None:
     """Write the sum with a constant (T, C)."""
+    at.require(len(at.inputs) == 1, "one input, without documents")
     constant = draft.constant(f"{at.name}.weight", at.arrays["weight"])
     draft.node("Add", [*at.inputs, constant], at.name)
 

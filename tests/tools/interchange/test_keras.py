@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import tracemalloc
 import zipfile
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from pydtnn.saving import load
 from pydtnn.saving.weights import encode
 from pydtnn.tools.interchange import load_keras_weights
 from pydtnn.tools.interchange.__main__ import main
-from pydtnn.tools.interchange.hdf5 import Hdf5
+from pydtnn.tools.interchange.hdf5 import MORE, TABLE, Hdf5
 from tests.each import each
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed; pip install h5py")
@@ -260,6 +261,55 @@ def test_a_group_has_hundreds_of_names(tmp_path):
     root = Hdf5((tmp_path / "net.h5").read_bytes()).root
     assert {*root.names()} == {f"a{number}" for number in range(400)}
     assert [root.find(f"a{number}").reader()() for number in (0, 399)] == [[0], [399]]
+
+
+DAMAGE: dict[str, tuple[str, Any, str]] = {
+    "addresses of 4 bytes": ("file", {13: 4}, "the addresses in the file are not of 8 bytes"),
+    "lengths of 4 bytes": ("file", {14: 4}, "the addresses in the file are not of 8 bytes"),
+    "another version": ("file", {8: 2}, "expected an HDF5 file as Keras writes it"),
+    "a user block": ("file", {24: 1}, "the file has a user block"),
+    "a header of version 2": ("header", {0: 2}, "'/' has a header of another version"),
+    "a shared message": ("header", {20: 2}, "'/' refers to a shared type"),
+    "an endless header": ("more", "block", "the header of '/' is endless"),
+    "a header behind the end": ("more", "size", "the file is truncated or damaged"),
+    "no tree": ("tree", {3: 0}, "the file is damaged: TREE is missing"),
+    "no names": ("heap", {3: 0}, "the file is damaged: HEAP is missing"),
+    "no entries": ("child", {3: 0}, "the file is damaged: SNOD is missing"),
+    "an endless tree": ("child of tree", "tree", "the names in '/' are endless"),
+    "entries twice": ("tree", {6: 2}, "the names in '/' are endless"),
+    "a deep tree": ("tree", {5: 32}, "the names in '/' are endless"),
+    "an entry without a name": ("child", {8: 0}, "a name in '/' is missing"),
+    "a name behind the heap": ("child", {10: 255}, "a name in '/' is missing"),
+    "no texts": ("texts", {3: 0}, "the file is damaged: GCOL is missing"),
+    "another text": ("texts", {16: 99}, "the file is damaged: a text is missing"),
+}
+
+
+@each("kind", DAMAGE)
+def test_a_damaged_structure_is_named(kind, tmp_path):
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        file["a"] = np.float32([1, 2])
+        file.attrs["names"] = ["a", "b"]
+        for number in range(9):  # more than fit into the first block of the header
+            file.attrs[f"other{number}"] = np.zeros(9)
+    data = bytearray((tmp_path / "net.h5").read_bytes())
+    root = Hdf5(data).root
+    assert (root.names(), root.texts("names")) == (["a"], ["a", "b"])
+    tree, heap = struct.unpack("<QQ", root._message(TABLE))
+    places = {"file": 0, "header": root.address, "tree": tree, "heap": heap, "size": len(data)}
+    places |= {"child of tree": tree + 32, "child": root.file.number(tree + 32, 8)}
+    places |= {"block": root.address + 16}
+    places |= {"more": data.find(root._messages[MORE][0]), "texts": data.find(b"GCOL")}
+    where, what, message = DAMAGE[kind]
+    if isinstance(what, str):  # another address
+        struct.pack_into("<Q", data, places[where], places[what])
+        data[tree + 5] += where == "child of tree"
+    else:
+        for byte, value in what.items():
+            data[places[where] + byte] = value
+    data[tree + 48 : tree + 56] = data[tree + 32 : tree + 40]  # a second child
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        (root := Hdf5(data).root).names(), root.texts("names")
 
 
 def test_layers_are_matched_by_name_and_a_network_in_another_has_names_of_its_own(tmp_path):

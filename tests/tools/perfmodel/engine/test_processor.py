@@ -1,12 +1,11 @@
 from dataclasses import replace
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests
+from pydtnn.comm.waiting import number_of_tests
 from pydtnn.tools.perfmodel.engine import processor
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
@@ -30,14 +29,6 @@ def test_all_ranks_measure_the_same_processor_and_one_rank_has_no_messages():
     assert run_threads(1, Processor.measure) == [Processor()]
 
 
-@each(("tick", "eager"), [(0.0, np.inf), (1.0, processor.LENGTHS[0])])
-def test_messages_that_have_not_arrived_after_a_pause_are_not_eager(tick, eager, monkeypatch):
-    moments = count(0.0, tick)
-    times = SimpleNamespace(sleep=lambda seconds: None, perf_counter=lambda: next(moments))
-    monkeypatch.setattr(processor, "time", times)
-    assert run_threads(2, processor.measure_eager, cluster([0, 1]), hosts="ab") == [eager] * 2
-
-
 @each(("hosts", "seconds"), [("aa", 1.0), ("aaaa", 1.5), ("ab", 0.0)])
 def test_ranks_of_a_host_add_their_parts_of_a_sum_themselves(hosts, seconds):
     def rank(comm):
@@ -51,14 +42,9 @@ def test_ranks_of_a_host_add_their_parts_of_a_sum_themselves(hosts, seconds):
     assert np.subtract(adding, usual) == pytest.approx([seconds] * len(hosts), abs=1e-6)
 
 
-def test_ranks_that_sleep_take_time_for_tests_and_wake_late(monkeypatch):
+def test_ranks_that_sleep_take_time_for_tests():
     own = Processor(wake=1e-3, test=2e-3)
     assert own.testing(0.1) == 2e-3 * number_of_tests(0.1, 3e-3)
-    times = iter([0.0, MIN_SLEEP_S + 0.25] * 99)
-    monkeypatch.setattr(processor, "sleeps", lambda: True)
-    monkeypatch.setattr(processor.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(processor.time, "perf_counter", lambda: next(times))
-    assert processor._measure_wake() == pytest.approx(0.25)
 
 
 @each("cores", [1, 8])
@@ -66,6 +52,7 @@ def test_ranks_that_sleep_take_time_for_tests_and_wake_late(monkeypatch):
     ("hosts", "own"),
     [
         ("aabb", Processor(1e-5, copy=2e-9, add=1e-9)),
+        ("ab", Processor(1e-5, eager=processor.LENGTHS[0])),
         ("ab", Processor(1e-5, eager=processor.LENGTHS[3])),
         ("ab", Processor(1e-5, wake=1e-4, test=1.2e-4)),
     ],

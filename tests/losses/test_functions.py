@@ -245,7 +245,7 @@ HALVES = np.full((2, 2), 0.5)
         ("bce", (2, 2), np.array([[0, 1], [1, 1.5]]), r"must be in \[0, 1\], got 1.5 for sample 1"),
         ("bce", (2, 1), np.array([np.nan, 1]), "got nan for sample 0 of the batch"),
         ("cross_entropy", (3, 3), np.array([1, 2, 3]), "labels start at 0: subtract 1"),
-        ("cross_entropy", (3, 3), np.array([0, 2, 3]), "use one output of the model per"),
+        ("cross_entropy", (3, 3), np.array([0, 2, 3]), "batch; use one output of the"),
     ],
 )
 def test_targets_that_do_not_fit_are_refused_before_any_work(backend, loss, shape, target, words):

@@ -247,7 +247,12 @@ NUMBERS |= {
         "twenty": np.float32(20),
     },
     **{"later": LATER, "kept": ~LATER[None, None], "infinite": np.float32(-np.inf)},
-    **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
+    **{
+        "tokens2": floats(1, 2, 6),
+        "large": np.float32(-1e9),
+        "token": floats(1, 1, 6),
+        "minus2": np.array([-1, -1]),
+    },
     **{"ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
     **{"six_rows": np.array([6]), "six_six": np.array([6, 6]), "two_rows": np.array([1, 5, 12])},
     **{"one_by_one": floats(5, 4, 1, 1), "minus_half": np.float32(-0.5)},
@@ -412,6 +417,10 @@ REFUSED: dict[str, Any] = {
     "concat: expected computed inputs, or a constant position": (
         [node("Concat", ["x", "c411b"], ["y"], axis=1)],
         ("n", 4, 1, 1),
+    ),
+    "concat: expected a constant position (1, 1, 6) before a sequence, got (1, 2, 6)": (
+        [node("Concat", ["tokens2", "x"], ["y"], axis=1)],
+        (1, *SEQUENCE[1:]),
     ),
     "batchnormalization: expected a network for inference": ([BATCH_NORM], IMAGE, 13),
     "dropout: expected a network for inference, got training_mode=True": chain("Dropout half true"),

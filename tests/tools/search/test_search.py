@@ -10,6 +10,7 @@ import pytest
 
 from pydtnn.tools.search import Trial, make_space, run, training
 from pydtnn.tools.search.__main__ import main
+from pydtnn.tools.search.lines import best_of
 from pydtnn.tools.search.study import SharedStudy
 from pydtnn.train import main as train
 from pydtnn.utils.errors import AgreedError
@@ -152,6 +153,7 @@ def test_several_objectives_have_several_best_trials(tmp_path):
     )
     study = run(both, space, tmp_path, show=None)
     assert {one.params["good"] for one in study.best_trials if one.values[0] > 0.2} <= {1}
+    assert best_of(space, study.trials) == study.best_trials
 
 
 def test_trials_are_pruned_by_their_epochs(written):

@@ -47,6 +47,9 @@ IMAGES = {
             layers.AvgPool2d(3, stride=2, padding=1, count_padding=False),
             layers.MaxPool2d(2, padding=((1, 1), (1, 1))),
         ),
+        layers.Sequential(
+            layers.AvgPool2d(4, stride=2, padding="same"), layers.MaxPool2d(2, padding=1)
+        ),
         merge=layers.Concat(),
     ),
     "cuts": layers.Sequential(

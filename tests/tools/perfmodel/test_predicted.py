@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ def test_lines_of_the_report_compare_each_part():
     assert found["  first step"].startswith("measured 500 ms")
     assert found["  in compute"].startswith("measured 8 ms, predicted 7 ms, 1 ms of it")
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"
+    assert astuple(Predicted(reason="none")) == ("", *[0.0] * 8, "none")
     assert "measured 6 MB, predicted 5 MB" in found["  memory of a rank"]
     assert prediction.rows({}) == []
 

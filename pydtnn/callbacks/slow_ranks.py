@@ -32,7 +32,7 @@ class SlowRanks(Callback):
     def __init__(self, factor: float = 1.5, *, least: float = 1.0) -> None:
         self.factor = check_float("SlowRanks", "factor", factor, at_least=1)
         self.least = check_float("SlowRanks", "least", least, at_least=0)
-        self._before = {"steps": 0.0, "data": 0.0}
+        self._before: dict[str, float] = {}
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Begin to measure."""

@@ -73,7 +73,7 @@ class MessageCosts:
     ) -> tuple[Round, ...]:
         """Return the rounds of a pattern along an axis, of an array of so many bytes."""
         rows = self._rows(pattern, axis) if nbytes else ()
-        return tuple(self.processing.round(row, nbytes, parts=parts) for row in rows)
+        return tuple(self.processing.round(row, nbytes, parts) for row in rows)
 
     # -- collectives of layers --------------------------------------------------------------------
 
@@ -185,9 +185,9 @@ class MessageCosts:
 
     def stage(self, nbytes: Sequence[float]) -> float:
         """Return the time of the messages from one stage of a pipeline to the next, in s."""
-        processing = self.processing._replace(call=0.0)  # calls are part of the stages' time
         (row,) = self._rows("to_next", PIPELINE)
-        return sum(processing.round(row, sum(nbytes), max(nbytes, default=0.0)))
+        # calls are part of the stages' time
+        return sum(self.processing.round(row, sum(nbytes), 0.0, max(nbytes, default=0.0)))
 
 
 def duration(rounds: Sequence[Round]) -> float:

@@ -208,9 +208,9 @@ class Processing(NamedTuple):
     copy: float = 0.0
 
     def round(
-        self, row: RoundCosts, nbytes: float, largest: float | None = None, parts: float = 1.0
+        self, row: RoundCosts, nbytes: float, parts: float, largest: float | None = None
     ) -> Round:
-        """Return the round of a row, each message of which is sent in several parts."""
+        """Return the round of a row, each message of which takes calls for so many parts."""
         work = parts * self.call * row.calls
         work += nbytes * (self.add * row.added + self.copy * row.copied)
         return Round(*row.link(nbytes, largest), work)

@@ -15,7 +15,7 @@ ADD = Processing(add=1 / 4e9)
 
 
 def seconds(name: str, nbytes: int, groups: AxisGroups, wires: Wires = WIRES) -> float:
-    return sum(sum(ADD.round(row, nbytes)) for row in rows_of(name, groups, wires))
+    return sum(sum(ADD.round(row, nbytes, 1)) for row in rows_of(name, groups, wires))
 
 
 @each("name", SCHEDULES)

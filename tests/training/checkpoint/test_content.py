@@ -13,10 +13,12 @@ from safetensors.numpy import load_file
 
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
 from pydtnn.training.checkpoint import (
+    content,
     load_checkpoint,
     read_weights,
     save_checkpoint,
 )
+from tests.each import each
 from tests.kernels.hash64 import hash64
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
@@ -84,3 +86,49 @@ def test_callbacks_of_one_kind_keep_their_own_states_and_new_ones_start_afresh(t
     assert (loaded[2].best, loaded[2].waited) == (None, 0)
     with pytest.raises(TypeError, match="arrays or values that JSON can represent, got set"):
         save_checkpoint(tmp_path, small_trainer(None, Holder({"names": {"a", "b"}})))
+
+
+COUNTS = ([0, 2**62 - 1], [-1, 2**62, 1.0, True, None])
+NUMBERS = ([0, 0.5, -1, 2**62 - 1, float("inf")], [2**62, "1", True])
+NAMES = ([[], ["a"]], ["a", {"a": 1}, [1], None])
+EMPTY = np.zeros(0)
+FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
+    **dict.fromkeys(["epoch", "step", "iterations"], COUNTS),
+    **dict.fromkeys(["lr_factor", "scale", "good"], ([0, 2.5], [-1, float("inf"), float("nan")])),
+    "history": (
+        [[], *[[{"a": n}] for n in NUMBERS[0]]],
+        [{}, [1], *[[{"a": n}] for n in NUMBERS[1]]],
+    ),
+    "metrics": NAMES,
+    "frozen": ([None, *NAMES[0]], NAMES[1][:-1]),
+    "totals": ([EMPTY], [0.0, EMPTY[None], EMPTY.astype("f4")]),
+    "plan": ([{}, *[{"a": n} for n in COUNTS[0]]], [[], *[{"a": n} for n in COUNTS[1]]]),
+    "measured": (
+        [{}, {"machine": {"conv": {"1": "direct", "32": "fft"}}}],
+        [[], {"m": 1}, {"m": {"c": []}}, *[{"m": {"c": {n: "a"}}} for n in ("0", "1x", "9" * 19)]],
+    ),
+    "mesh": ([{"a": 2}], [{"a": -1}, []]),
+    "local": NAMES,
+    "split": ([{"a": [1, 0]}], [{"a": 1}, {"a": [-1]}, []]),
+}
+"""Values of fields that are valid, and others."""
+
+
+@each("name", FIELDS)
+def test_each_field_of_a_checkpoint_has_its_type(name):
+    part = next((part for part, own in content.VALUES.items() if name in own), "choices")
+    states = {field: FIELDS[field][0][0] for field in content.VALUES.get(part, ())}
+    parts = {one: [{"values": {}, "arrays": []}] for one in content.REQUIRED}
+
+    def check(value: Any) -> None:
+        if name in content.OPTIONAL:
+            content.read_content(json.dumps({"format": 2, "parts": parts, name: value}).encode())
+        if name not in content.OPTIONAL or name == "step":
+            content.check_states({part: [states | {name: value}]})
+
+    good, bad = FIELDS[name]
+    for value in good:
+        check(value) if name != "local" else None
+    for value in bad:
+        with pytest.raises(ValueError, match=rf"{name} must be "):
+            check(value)

@@ -21,6 +21,7 @@ from pydtnn.layers import Layer
 from pydtnn.layers.blocks import nodes
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
+from pydtnn.layers.masks import positions_seen
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.models import create_net
@@ -292,18 +293,33 @@ def linear(layer: layers.Linear) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Attention on (N, T, 3 D) arrays of queries, keys and values; dropout is not that of ours."""
+    """Attention on (N, T, 3 D) arrays of queries, keys and values; dropout is not that of ours.
+
+    Or on (N, T1, D) and (N, T2, 2 D) arrays, of `CrossAttention`.
+    """
 
     def __init__(self, layer: layers.DotProductAttention) -> None:
         super().__init__()
+        if layer.positions is not None or len(layer.input_shapes) > layer.sequences:
+            raise ValueError(
+                f"{layer.name}: attention with positions, lengths or documents has no twin"
+            )
         self.heads, self.causal, self.dropout = layer.heads, layer.causal, layer.dropout
+        self.scale, self.mask = layer.scale, None
+        if layer.window is not None:
+            queries, keys = layer.output_shape[0], layer.input_shapes[-1][0]
+            first, end = positions_seen(queries, keys, layer.causal, layer.window)[0].T[..., None]
+            seen = (first <= np.arange(keys)) & (np.arange(keys) < end)
+            self.mask, self.causal = torch.from_numpy(seen), False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, length, features = x.shape
-        q, k, v = x.reshape(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.causal)
-        return y.transpose(1, 2).reshape(n, length, features // 3)
+    def forward(self, x: torch.Tensor, kv: torch.Tensor | None = None) -> torch.Tensor:
+        parts = x.chunk(3, -1) if kv is None else (x, *kv.chunk(2, -1))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(
+            *(q, k, v, self.mask, self.dropout if self.training else 0.0, self.causal),
+            scale=self.scale,
+        )
+        return y.transpose(1, 2).flatten(2)
 
 
 class Recurrent(nn.Module):
@@ -422,6 +438,7 @@ CONVERTERS: dict[type[Layer], Convert] = {
     ),
     layers.Dropout: lambda layer: nn.Dropout(layer.rate),
     layers.DotProductAttention: Attention,
+    layers.CrossAttention: Attention,
     layers.LSTMLayer: lambda layer: Recurrent(layer, nn.LSTM),
     layers.GRULayer: lambda layer: Recurrent(layer, nn.GRU),
     layers.Embedding: Embedding,

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream, uniform
 from pydtnn.layers.activation import Activation
@@ -154,6 +155,7 @@ class Cached:
     def __init__(self, model: Model, text: np.ndarray) -> None:
         self.model, self.count = model, text.shape[1]
         self.cache: dict[Node, Array] = {}
+        self.added: dict[Node, dict[str, Any]] = {}  # to scores, by positions
         readers = {
             node.inputs[0]: node
             for node in model.graph.nodes
@@ -165,6 +167,9 @@ class Cached:
                 self.cache[readers[node]] = y[..., y.shape[-1] // 3 :].copy()  # (N, T, 2 D)
 
         x = model.backend.asarray(_padded(text, model.input_shapes[0][0]), model.dtype)
+        for node in readers.values():
+            layer = cast(DotProductAttention, node.layer)
+            self.added[node] = {} if layer.positions is None else layer.positions.added(layer)
         y, _ = model.forward(x, INFERENCE, keep=False, after_node=keep)
         self.logits = model.backend.to_numpy(y[:, self.count - 1])
 
@@ -175,6 +180,7 @@ class Cached:
         return model.mesh is None and all(
             any(isinstance(x, kind) and computes_like(x, kind) for kind in (*EACH, *PLACED))
             and getattr(x, "axes", 1) == 1
+            and not (isinstance(x, DotProductAttention) and len(x.input_shapes) > 1)
             for x in layers
         )
 
@@ -198,17 +204,21 @@ class Cached:
 
     def _attend(self, node: Node, qkv: Array) -> Array:
         """Compute attention of the newest position, qkv (N, 1, 3 D), to all that are kept."""
-        heads = cast(DotProductAttention, node.layer).heads
-        place, xp = self.count, self.model.backend.xp
+        layer, place = cast(DotProductAttention, node.layer), slice(self.count, self.count + 1)
+        backend, cache, added = self.model.backend, self.cache[node], {**self.added[node]}
         features = qkv.shape[-1] // 3
-        self.cache[node][:, place] = qkv[:, 0, features:]
-        kept = self.cache[node][:, : place + 1]
-        k, v = kept.reshape(*kept.shape[:2], 2, heads, features // heads).transpose(2, 0, 3, 1, 4)
-        q = qkv[..., :features].reshape(len(qkv), heads, 1, features // heads)
-        scores = q @ k.swapaxes(-1, -2) / (features // heads) ** 0.5  # (N, H, 1, t)
-        weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-        y = weights / weights.sum(axis=-1, keepdims=True) @ v
-        return y.reshape(len(qkv), 1, features)
+        cache[:, place] = qkv[..., features:]
+        if "bias" in added:
+            added["bias"] = backend.xp.ascontiguousarray(added["bias"][:, place])
+        y = backend.empty((len(qkv), 1, features), qkv.dtype)
+        log_sums = backend.empty((len(qkv), layer.heads, 1), layer.parameter_dtype)
+        backend.attention.forward(
+            *(qkv[..., :features], layer.heads),
+            **{"out": y, "log_sums": log_sums, "kv": cache, "scale": layer.scale, **added},
+            at=At(self.count, 0, cache.shape[1]),
+            seen=None if layer.seen is None else layer.seen[:, place],
+        )
+        return y
 
 
 def single_position(layer: Layer, place: int) -> Layer:

@@ -89,6 +89,8 @@ CASES = [
     *((make, SIGNAL) for make in SIGNALS),
     *((make, (13,)) for make in VECTORS),
     *((partial(layers.DotProductAttention, heads), shape) for heads, shape in ATTENTION),
+    (partial(layers.DotProductAttention, 3, window=4, scale=0.3), ATTENTION[0][1]),
+    (partial(layers.DotProductAttention, 3, window=4, causal=True), ATTENTION[0][1]),
 ]
 
 
@@ -120,6 +122,20 @@ def test_a_layer_equals_pytorch(make, shape, backend):
     assert_close(dx, to_ours(theirs.grad), "dx")
     for name, gradient in (twin.gradients() if model.parameters else {}).items():
         assert_close(model.parameters[name].grad, gradient, name)
+
+
+def test_attention_to_a_second_sequence_equals_pytorch_and_without_a_twin_is_refused():
+    from benchmarks.common.torch_twin import convert, to_ours, to_torch
+
+    rng, net = np.random.default_rng(0), layers.CrossAttention(2, window=3, name="a")
+    model = Model(net, [(5, 6), (4, 12)], dtype="float64")
+    q, kv = rng.normal(size=(3, 5, 6)), rng.normal(size=(3, 4, 12))
+    theirs = to_ours(convert(model.layers["a"])(to_torch(q), to_torch(kv)))
+    assert_close(model.predict((q, kv)), theirs, "output")
+    for options, shapes in (({"positions": layers.LinearBiases()}, (4, 6)), ({}, [(4, 6), (1,)])):
+        model = Model(layers.DotProductAttention(2, name="a", **options), shapes)
+        with pytest.raises(ValueError, match="a: attention with positions, lengths or documents"):
+            convert(model.layers["a"])
 
 
 def test_running_statistics_equal_pytorch(backend):

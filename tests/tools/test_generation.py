@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.layers import Embedding, Linear, MultiHeadAttention, Sequential
+from pydtnn.layers import (
+    Embedding,
+    Linear,
+    LinearBiases,
+    MultiHeadAttention,
+    RelativePositions,
+    Sequential,
+)
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
@@ -57,6 +64,26 @@ def test_logits_of_one_position_with_a_cache_are_those_of_all_positions(name, ba
     for n in range(2, LENGTH + 1):
         if n > 2:
             cache.add(text[:, n - 1])
+        np.testing.assert_allclose(cache.logits, after(model, text[:, :n]), rtol=0, atol=1e-12)
+
+
+@each(
+    "options",
+    [
+        {"window": 2, "scale": 0.9},
+        {"positions": LinearBiases()},
+        {"positions": RelativePositions(4, 3, bidirectional=False, initializer="glorot_uniform")},
+    ],
+)
+def test_masks_and_biases_of_one_position_are_those_of_all(options, backend):
+    attention = MultiHeadAttention(2, causal=True, **options)
+    net = Sequential(Embedding(TOKENS, 6), attention, Linear(TOKENS))
+    model = Model(net, (LENGTH,), dtype="float64", backend=backend)
+    text = np.random.default_rng(2).integers(TOKENS, size=(3, LENGTH))
+    assert Cached.fits(model)
+    cache = Cached(model, text[:, :1])
+    for n in range(2, LENGTH + 1):
+        cache.add(text[:, n - 1])
         np.testing.assert_allclose(cache.logits, after(model, text[:, :n]), rtol=0, atol=1e-12)
 
 

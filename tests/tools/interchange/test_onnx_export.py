@@ -178,6 +178,24 @@ NETWORKS = {
 }
 
 
+@each(
+    "options",
+    [
+        {"window": 3, "scale": 0.4},
+        {"window": 2, "causal": True, "positions": layers.LinearBiases()},
+        {"positions": layers.RelativePositions(6, 5, initializer="glorot_uniform")},
+    ],
+)
+def test_masks_and_biases_of_attention_are_written(options, tmp_path):
+    pytest.importorskip("onnx", reason=NO_ONNX)
+    model = randomized(Model(layers.MultiHeadAttention(3, **options), (7, 6)))
+    export_onnx(model, tmp_path / "net.onnx")
+    x = inputs(model, (7, 6))
+    assert_close(model.predict(x), compute(tmp_path / "net.onnx", x))
+    with pytest.raises(ValueError, match="mask must"):  # attention is read with few masks
+        import_onnx(tmp_path / "net.onnx")
+
+
 def test_a_file_says_that_it_does_not_round_as_the_model(tmp_path, capsys):
     model = Model(layers.Linear(3), (4,), dtype="bfloat16")
     save_model(model, tmp_path / "net.pydtnn")

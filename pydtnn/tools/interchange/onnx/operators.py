@@ -16,6 +16,8 @@ import numpy as np
 from pydtnn import layers
 from pydtnn.layers import Layer
 from pydtnn.layers.base import Shape
+from pydtnn.layers.masks import positions_seen
+from pydtnn.layers.positions import LinearBiases, RelativePositions
 from pydtnn.layers.window import resolve_padding
 from pydtnn.utils.imports import import_optional
 
@@ -194,9 +196,24 @@ def class_token(draft: OnnxDraft, at: Place) -> None:
     draft.node("Concat", [tokens, x], name, axis=1)
 
 
+def _bias(at: Place, ahead: np.ndarray) -> np.ndarray:
+    """Return what attention adds to scores (H, T, T), by positions of keys minus those of queries.
+
+    Raises
+    ------
+    ValueError
+        For positions of a user's own.
+    """
+    positions = at.layer.positions
+    if isinstance(positions, LinearBiases):
+        return -positions.slopes(at.layer.heads)[:, None, None] * abs(ahead)
+    at.require(isinstance(positions, RelativePositions), "positions of the library's kinds")
+    return at.arrays["positions"].T[:, positions.bucket(ahead)]
+
+
 def attention(draft: OnnxDraft, at: Place) -> None:
-    """Write ``softmax(q k' / sqrt(E) + mask) v`` of heads (N, heads, T, E)."""
-    at.require(len(at.inputs) == 1, "one input, without lengths")
+    """Write ``softmax(q k' scale + mask) v`` of heads (N, heads, T, E)."""
+    at.require(len(at.inputs) == 1, "one input, without lengths or documents")
     (x,), name, heads = at.inputs, at.name, at.layer.heads
     length, features = at.shape
     size = features // heads
@@ -209,12 +226,18 @@ def attention(draft: OnnxDraft, at: Place) -> None:
     ]
     turned = draft.node("Transpose", [k], f"{name}.turned", perm=[0, 1, 3, 2])
     products = draft.node("MatMul", [q, turned], f"{name}.products")
-    scale = draft.constant(f"{name}.scale", 1 / sqrt(size))
+    factor = 1 / sqrt(size) if at.layer.scale is None else at.layer.scale
+    scale = draft.constant(f"{name}.scale", factor)
     scores = draft.node("Mul", [products, scale], f"{name}.scores")
-    if at.layer.causal:
-        later = np.triu(np.full((length, length), -np.inf), 1)
-        mask = draft.constant(f"{name}.later", later)
+    first, end = positions_seen(length, length, at.layer.causal, at.layer.window)[0].T[..., None]
+    keys, hidden = np.arange(length), np.zeros((length, length))
+    hidden[(keys < first) | (keys >= end)] = -np.inf
+    if hidden.any():
+        mask = draft.constant(f"{name}.later", hidden)
         scores = draft.node("Add", [scores, mask], f"{name}.masked")
+    if at.layer.positions is not None:
+        bias = draft.constant(f"{name}.bias", _bias(at, keys - keys[:, None]))
+        scores = draft.node("Add", [scores, bias], f"{name}.placed")
     weights = draft.node("Softmax", [scores], f"{name}.weights", axis=-1)
     means = draft.node("MatMul", [weights, v], f"{name}.means")
     means = draft.node("Transpose", [means], f"{name}.joined", perm=[0, 2, 1, 3])

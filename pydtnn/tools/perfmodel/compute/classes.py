@@ -56,9 +56,10 @@ def classify(layer: Layer) -> KernelClass:
         return KernelClass("linear", round(math.sqrt(layer.w.size)))
     if isinstance(layer, Experts):
         return KernelClass("linear", round(math.sqrt(layer.output_shape[-1] * layer.hidden)))
-    if isinstance(layer, DotProductAttention):  # products of (T, E) matrices
-        length, features = layer.output_shape
-        return KernelClass("linear", round(math.sqrt(length * features / layer.heads)))
+    if isinstance(layer, DotProductAttention):  # products of (T, E) matrices, of keys in a window
+        keys, features = layer.input_shapes[layer.sequences - 1][0], layer.output_shape[1]
+        keys = keys if layer.window is None else min(keys, layer.window * (2 - layer.causal))
+        return KernelClass("linear", round(math.sqrt(keys * features / layer.heads)))
     if isinstance(layer, RecurrentLayer):
         return KernelClass("linear", round(math.sqrt(layer.w.size + layer.u.size)))
     if isinstance(layer, BatchNorm | GroupNorm | NormAddReLU):

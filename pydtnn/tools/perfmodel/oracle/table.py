@@ -74,7 +74,7 @@ def _limits(layers: list[Layer]) -> Iterator[Limit]:
         if isinstance(layer, DotProductAttention):
             for kind in ("filter", "tensor"):
                 yield Limit(kind, layer.heads, f"{name} has {layer.heads} heads")
-            positions = layer.input_shapes[0][0]
+            positions = min(shape[0] for shape in layer.input_shapes[: layer.sequences])
             yield Limit("context", positions, f"{name} has {positions} positions")
         if isinstance(layer, Experts):
             yield Limit("expert", layer.experts, f"{name} has {layer.experts} experts")

@@ -17,6 +17,7 @@ from pydtnn.layers import (
     MaxPool2d,
     MaxPool3d,
     MultiHeadAttention,
+    MultiHeadCrossAttention,
     ReLU,
     Sequential,
 )
@@ -171,6 +172,11 @@ def test_layers_are_classified_by_their_kernels():
     assert found["pool"] == KernelClass("pool")
     model = Model(MultiHeadAttention(2, name="a"), (50, 64), backend="numpy")
     assert classify(model.layers["a.attention"]) == KernelClass("linear", 40)  # 50 x 32
+    net = MultiHeadAttention(2, name="a", window=4, causal=True)
+    model = Model(net, (50, 64), backend="numpy")
+    assert classify(model.layers["a.attention"]) == KernelClass("linear", 11)  # 4 x 32
+    model = Model(MultiHeadCrossAttention(2, name="a"), [(5, 64), (50, 8)], backend="numpy")
+    assert classify(model.layers["a.attention"]) == KernelClass("linear", 40)
 
 
 def test_rates_are_interpolated_on_logarithmic_scales():

@@ -85,12 +85,11 @@ class Teacher(Callback):
         model, teacher, loss = trainer.model, self.model, trainer.objective.losses[0]
         if not isinstance(teacher, Model):
             teacher = load(teacher, backend=model.backend, dtype=str(model.dtype))
-        known, theirs = model.inputs, teacher.inputs
         axes = ", ".join(() if model.mesh is None else model.mesh.model_axes) or "none"
         for what, expected, given in (
             (f"the shape of inputs {LIKE}", model.input_shapes, teacher.input_shapes),
             (f"the shape of outputs {LIKE}", model.output_shapes[0], teacher.output_shapes[0]),
-            (f"classes {LIKE}", known and known.class_names, theirs and theirs.class_names),
+            (f"classes {LIKE}", *(m.inputs and m.inputs.class_names for m in (model, teacher))),
             ("what the loss compares", "classes", loss.task),
             ("axes along which ranks have parts of the network", "none", axes),
         ):

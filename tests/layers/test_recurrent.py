@@ -10,17 +10,14 @@ import pytest
 from pydtnn.layers import (
     GRU,
     LSTM,
-    Concat,
     GRULayer,
     Linear,
     Net,
     Sequential,
-    Slice,
     StepContext,
 )
 from pydtnn.layers.blocks import Block, GraphBuilder
-from pydtnn.layers.node import Node, Outputs, nodes
-from pydtnn.layers.recurrent import Recurrent
+from pydtnn.layers.node import Node, Outputs
 from pydtnn.model import Model
 from pydtnn.tools.testing import check_plan
 from tests.each import each
@@ -92,38 +89,20 @@ class Widened(Block):
         )
 
 
-class InParts(Block):
-    """A stack of which a second use continues after the first part of the steps."""
-
-    def __init__(self, net: Recurrent, steps: int) -> None:
-        super().__init__(name="")
-        self.net, self.steps = net, steps
-
-    def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
-        first = graph.add(Slice(slice(0, self.steps)), inputs[0])
-        y, *states = nodes(graph.add(self.net, first, *inputs[1:]))
-        second, *states = nodes(
-            graph.add(self.net, graph.add(Slice(slice(self.steps, None)), inputs[0]), *states)
-        )
-        return graph.add(Concat(0), y, second), *states
-
-
-@each("steps", [1, 4])
 @each("kind", STACKS)
-def test_parts_of_a_sequence_whose_states_are_carried_are_the_whole_sequence(kind, steps):
-    """One direction of two layers, which a second use shares."""
-    rng, count = np.random.default_rng(0), 2 * kind.kind.carried
-    xs = (rng.normal(size=(3, 6, 2)), *rng.normal(size=(count, 3, 4)))
-    shapes, whole = [x.shape[1:] for x in xs], kind(4, layers=2, return_states=True, name="a")
-    dys = (rng.normal(size=(3, 6, 4)), *rng.normal(size=(count, 3, 4)))
-    results = []
-    for net in (whole, InParts(kind(4, layers=2, return_states=True, name="a"), steps)):
-        model = Model(Sequential(net, name=""), shapes, dtype="float64", input_gradient=True)
-        ys, saved = model.forward(xs, StepContext(training=True))
-        dxs = model.backward(dys, saved)
-        results.append([*ys, *dxs, *(p.grad for p in model.parameters.values())])
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+def test_parts_of_a_sequence_whose_states_are_carried_are_the_whole_sequence(kind):
+    (x, *states), count = np.random.default_rng(0).normal(size=(5, 3, 8, 4)), 2 * kind.kind.carried
+    states = [state[:, 0] for state in states[:count]]
+
+    def run(x: np.ndarray, *states: np.ndarray) -> Any:
+        net, shapes = kind(4, layers=2, return_states=True, name="a"), [(x.shape[1], 4)]
+        model = Model(net, shapes + [(4,)] * count, dtype="float64", backend="numpy")
+        return model.predict((x, *states))
+
+    (first, *between), (whole, *ends) = run(x[:, :3], *states), run(x, *states)
+    second, *last = run(x[:, 3:], *between)
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, rtol=1e-12)
+    np.testing.assert_allclose(last, ends, rtol=1e-12)
 
 
 @each("kind", STACKS)

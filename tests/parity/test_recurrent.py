@@ -10,8 +10,6 @@ import pytest
 
 from pydtnn import layers
 from pydtnn.layers import StepContext
-from pydtnn.layers.blocks import Block, GraphBuilder
-from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.tools.interchange import import_onnx, load_state_dict, state_dict
 from pydtnn.tools.interchange.slots import slots_of
@@ -31,17 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two layers": {"layers": 2},
     "three layers, two directions": {"layers": 3, "bidirectional": True},
 }
-
-
-class WithLengths(Block):
-    """Sequences and their lengths."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__()
-        self.net = net
-
-    def wire(self, graph: GraphBuilder, *inputs: Node) -> Any:
-        return graph.add(self.net, *inputs)
 
 
 def twins(
@@ -131,52 +118,33 @@ def last_states(result: Any) -> Any:
     return torch.cat([*states[-2:]], -1)
 
 
-@each("return_sequences", [True, False])
-@each("kind", KINDS)
-def test_samples_with_lengths_equal_packed_sequences(kind, return_sequences):
-    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-
-    size, options = (5, 9, 4, 6), {"layers": 2, "bidirectional": True}
-    net, module = twins(kind, size, options, return_sequences=return_sequences)
-    model = Model(
-        WithLengths(net), [size[1:3], (1,)], dtype="float64", input_gradient=True, backend="cpu"
-    )
-    x = np.random.default_rng(0).normal(size=size[:3])
-    lengths = np.array([9, 1, 4, 9, 7])
-
-    def call(module: Any, tensor: Any, *_: Any) -> Any:
-        given = torch.from_numpy(lengths)
-        packed = pack_padded_sequence(tensor, given, batch_first=True, enforce_sorted=False)
-        result = module(packed)
-        if not return_sequences:
-            return last_states(result)
-        return pad_packed_sequence(result[0], batch_first=True)[0]
-
-    compare(model, module, (x, lengths[:, None].astype("float64")), call)
-
-
+@each("with_states", [True, False])
 @each("packed", [False, True])
 @each("layers", [1, 2])
 @each("return_sequences", [True, False])
 @each("kind", KINDS)
-def test_states_and_their_gradients_equal_pytorch(kind, return_sequences, layers, packed, backend):
+def test_packed_sequences_and_states_equal_pytorch(
+    kind, return_sequences, layers, packed, with_states, backend
+):
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     size, options = (4, 6, 3, 5), {"layers": layers, "bidirectional": True}
-    net, module = twins(kind, size, options, return_sequences=return_sequences, return_states=True)
+    ours = {"return_sequences": return_sequences, "return_states": with_states}
+    net, module = twins(kind, size, options, **ours)
     carried, lengths = net.kind.carried, torch.tensor([6, 1, 3, 5])
 
     def call(module: Any, x: Any, *states: Any) -> Any:
         if packed:
             x, states = pack_padded_sequence(x, lengths, True, enforce_sorted=False), states[1:]
-        stacked = tuple(torch.stack(states[i::carried]) for i in range(carried))
-        y, last = module(x, stacked if carried == 2 else stacked[0])
+        first = tuple(torch.stack(states[i::carried]) for i in range(carried) if states)
+        y, last = module(x, (first if carried == 2 else first[0]) if states else None)
         y = pad_packed_sequence(y, batch_first=True)[0] if packed else y
         y = y if return_sequences else last_states((y, last))
         last = last if carried == 2 else (last,)
-        return [y, *(state[i] for i in range(2 * layers) for state in last)]
+        ends = [state[i] for i in range(2 * layers) for state in last]
+        return [y, *ends] if with_states else y
 
-    shapes = [(6, 3), *[(1,)] * packed, *[(5,)] * (2 * layers * carried)]
+    shapes = [(6, 3), *[(1,)] * packed, *[(5,)] * (2 * layers * carried * with_states)]
     settings: dict[str, Any] = {"dtype": "float64", "input_gradient": True, "backend": backend}
     rng = np.random.default_rng(0)
     x, *states = [rng.normal(size=(4, *shape)) for shape in shapes if shape != (1,)]

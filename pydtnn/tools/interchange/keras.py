@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -17,7 +17,7 @@ from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import check_numbers
 from pydtnn.tools.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.tools.interchange.hdf5 import Hdf5, Hdf5Node
-from pydtnn.tools.interchange.matching import StateDictReport, Stored, fit
+from pydtnn.tools.interchange.matching import StateDictReport, Stored, fit, split
 from pydtnn.tools.interchange.slots import slots_of
 from pydtnn.utils.files import read_file
 from pydtnn.utils.validate import check_bool
@@ -60,6 +60,20 @@ CLASSES = {re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind).lower(): kind for kind in 
 """Classes of layers by the names of their groups in ``.weights.h5``, before a number, such as
 "depthwise_conv2d"."""
 
+CELL = ("kernel", "recurrent_kernel", "bias")
+"""Arrays of a direction of an LSTM or a GRU, in the order in which Keras 3 stores them."""
+
+DIRECTIONS = {
+    "cell": "_l0",
+    "forward_layer/cell": "_l0",
+    "backward_layer/cell": "_l0_reverse",
+}
+"""Ends of PyTorch's names of its arrays, by the groups of ``.weights.h5`` that contain them."""
+
+GATES: dict[int, tuple[tuple[int, ...], Shape]] = {4: ((0, 1, 2, 3), ()), 3: ((1, 0, 2), (2,))}
+"""By the number of gates of an LSTM, and of a GRU: their order in Keras, and the axes of the biases
+before that of the gates."""
+
 MAX_DEPTH = 32
 """Of networks in networks."""
 
@@ -101,8 +115,8 @@ def load_keras_weights(model: Model, path: str | Path, *, strict: bool = True) -
         If there is no such file, or it cannot be read.
     ValueError
         If it is damaged, compressed, refers to other files, has a layer of another class than
-        convolutions, Dense, Embedding and norms, does not fit the model, or contains values that
-        are not valid weights; the model is not changed.
+        convolutions, Dense, Embedding, LSTM, GRU (with ``reset_after=True``) and norms, does not
+        fit the model, or contains values that are not valid weights; the model is not changed.
     """
     check_bool(WHO, "strict", strict)
     data = read_file(WHO, path)
@@ -172,6 +186,10 @@ def _layers(config: bytes | str) -> Layers:
         if not isinstance(options, dict) or depth > MAX_DEPTH:
             return
         name, inner = options.get("name"), options.get("layers")
+        wrapped = options.get("layer")
+        own = wrapped.get("config") if isinstance(wrapped, dict) else options
+        if isinstance(own, dict) and own.get("reset_after") is False:
+            raise ValueError(f"{name!r:.80}: a GRU must have reset_after=True, got False")
         if depth and isinstance(name, str):
             prefix = f"{prefix}.{name}".lstrip(".")
             layers[prefix] = _Layer(str(entry.get("class_name")), options)
@@ -216,10 +234,16 @@ def _arrays(root: Hdf5Node, layers: Layers) -> tuple[dict[str, Stored], Mapping[
     known = all(name in place for name, *_ in found)
     for name, kind, group in sorted(found, key=lambda each: place.get(each[0], 0)):
         options = layers[name].options if name in layers else {}
-        for what, number in _vars(group, kind, options):
-            _add(arrays, name, what, group.find(number))
+        layer = name
+        if kind in DIRECTIONS.values():
+            parts = zip(CELL, map(group.find, sorted(group.names())), strict=False)
+            _add_cell(arrays, name, kind, dict(parts))
+            layer = split(f"{name}.weight_ih{kind}")[0]
+        else:
+            for what, number in _vars(group, kind, options):
+                _add(arrays, name, what, group.find(number))
         if not known:
-            series[name] = re.sub(r"_\d+(?=/|$)", "", group.path)
+            series[layer] = re.sub(r"_\d+(?=/|$)|/(for|back)ward_layer", "", group.path)
     return arrays, series
 
 
@@ -238,8 +262,16 @@ def _add_named(root: Hdf5Node, names: list[str], layers: Layers, arrays: dict[st
     }
     for outer in names:
         group = root.find(outer)
-        for name in _names(group, "weight_names") or ():
-            layer, _, what = name.partition(":")[0].rpartition("/")
+        names = _names(group, "weight_names") or []
+        paths = {name.partition(":")[0]: name for name in names}
+        for path, name in paths.items():
+            layer, _, what = path.rpartition("/")
+            if f"{layer}/recurrent_kernel" in paths and what in CELL:
+                if what == "kernel":
+                    own = {w: paths[f"{layer}/{w}"] for w in CELL if f"{layer}/{w}" in paths}
+                    parts = {w: group.find(theirs) for w, theirs in own.items()}
+                    _add_cell(arrays, *_direction(layer, paths), parts)
+                continue
             if what not in NAMES:
                 raise ValueError(
                     f"{name!r:.80} must be one of {', '.join(NAMES)}, the arrays of convolutions, "
@@ -248,6 +280,20 @@ def _add_named(root: Hdf5Node, names: list[str], layers: Layers, arrays: dict[st
             if what == "kernel" and (layer or outer).rpartition("/")[2] in depthwise:
                 what = "depthwise_kernel"  # as in Keras 2
             _add(arrays, (layer or outer).replace("/", "."), what, group.find(name))
+
+
+def _direction(layer: str, paths: Iterable[str]) -> tuple[str, str]:
+    """Return the layer, and the end of names, of a cell in the older format.
+
+    >>> _direction("net/both/backward_a/gru_cell", ["net/both/forward_a/gru_cell/kernel"])
+    ('net.both', '_l0_reverse')
+    """
+    layer = re.sub(r"/(lstm|gru)_cell(_\d+)?$", "", layer)
+    for way, other, end in (("for", "back", "_l0"), ("back", "for", "_l0_reverse")):
+        partner = re.sub(rf"/{way}(ward_[^/]*)$", rf"/{other}\1/", layer)
+        if partner != layer and any(path.startswith(partner) for path in paths):
+            return layer.rpartition("/")[0].replace("/", "."), end
+    return layer.replace("/", "."), "_l0"
 
 
 def _groups(group: Hdf5Node, prefix: str, seen: set[int]) -> Iterator[tuple[str, str, Hdf5Node]]:
@@ -266,6 +312,12 @@ def _groups(group: Hdf5Node, prefix: str, seen: set[int]) -> Iterator[tuple[str,
             theirs = f"{prefix}.{theirs}".lstrip(".")
             if own is not None and own.names():
                 yield theirs, CLASSES.get(_class(name), name), own
+            for place, direction in DIRECTIONS.items():
+                cell, names = inner, [*place.split("/"), "vars"]
+                while names and names[0] in cell.names():
+                    cell = cell.find(names.pop(0))
+                if not names:
+                    yield theirs, direction, cell
             yield from _groups(inner, theirs, seen)
 
 
@@ -306,6 +358,34 @@ def _add(arrays: dict[str, Stored], layer: str, what: str, array: Hdf5Node) -> N
             axes = (axes[-1], axes[-2], *axes[:-2])
         shape = tuple(given[axis] for axis in axes)
     arrays[name] = Stored(shape, lambda: read().transpose(axes).reshape(shape))
+
+
+def _add_cell(
+    arrays: dict[str, Stored], layer: str, direction: str, parts: Mapping[str, Hdf5Node]
+) -> None:
+    """Add the arrays of a direction of an LSTM, which has one bias, or a GRU, which has two."""
+    shapes = {what: part.shape for what, part in parts.items()}
+    units, rows = shapes.get("recurrent_kernel", ())[-2:] or (0, 0)
+    order, axes = GATES.get(rows // (units or 1), ((), ()))
+    if not order or shapes.get("bias", (*axes, rows))[:-1] != axes:
+        raise ValueError(
+            f"{layer!r:.80} must be an LSTM, or a GRU with reset_after=True, got arrays of shapes "
+            f"{shapes}"
+        )
+
+    def add(what: str, read: Callable[[], np.ndarray], *shape: int) -> None:
+        def gates() -> np.ndarray:
+            array = read().T
+            return array.reshape(len(order), -1, *shape[1:])[[*order]].reshape(shape)
+
+        arrays[f"{layer}.{what}{direction}"] = Stored(shape, gates)
+
+    for what, theirs in (("weight_ih", "kernel"), ("weight_hh", "recurrent_kernel")):
+        add(what, parts[theirs].reader(), *shapes[theirs][::-1])
+    if "bias" in parts:
+        read = parts["bias"].reader()
+        add("bias_ih", lambda: read()[0] if axes else read(), rows)
+        add("bias_hh", lambda: read()[1] if axes else np.zeros(rows), rows)
 
 
 def _class(name: str) -> str:

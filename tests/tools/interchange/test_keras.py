@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.layers import BatchNorm, Conv2d, Embedding, Flatten, Linear, ReLU, ReLU6, Sequential
+from pydtnn.layers import (
+    GRU,
+    LSTM,
+    BatchNorm,
+    Conv2d,
+    Embedding,
+    Flatten,
+    Linear,
+    ReLU,
+    ReLU6,
+    Sequential,
+)
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load
@@ -202,15 +213,19 @@ def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
     assert encode(found.state()) == encode(state)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
-@each("suffix", [".keras", ".h5", ".weights.h5"])
-def test_networks_of_keras_3_give_the_same_outputs(suffix, tmp_path):
+def keras_3() -> Any:
     os.environ["KERAS_BACKEND"] = "torch"
     if not find_spec("keras"):
         pytest.skip("Keras 3 is not installed; pip install keras")
     pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
-    keras = pytest.importorskip("keras")
+    return pytest.importorskip("keras")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
+@each("suffix", [".keras", ".h5", ".weights.h5"])
+def test_networks_of_keras_3_give_the_same_outputs(suffix, tmp_path):
+    keras = keras_3()
     layers = keras.layers
     wide = layers.DepthwiseConv2D(3, padding="same", use_bias=False, name="wide")
     inner = [keras.Input((8, 9, 4)), wide, layers.BatchNormalization(), layers.ReLU(6.0)]
@@ -225,20 +240,85 @@ def test_networks_of_keras_3_give_the_same_outputs(suffix, tmp_path):
             layers.Dense(4),
         ]
     )
-    rng = np.random.default_rng(0)
-    net.set_weights([rng.uniform(0.5, 1, w.shape) - (w.ndim > 1) / 2 for w in net.get_weights()])
-    write = net.save_weights if suffix == ".weights.h5" else net.save
-    write(tmp_path / f"net{suffix}")
     parts = [
         *(Conv2d(4, 3, padding="same"), Conv2d(4, 3, padding="same", groups=4, bias=False)),
         *(BatchNorm(epsilon=1e-3), ReLU6(), Conv2d(8, 2, groups=4), Flatten(), Linear(4)),
     ]
-    ours = Model(Sequential(*parts), (8, 9, 3))
-    load_keras_weights(ours, tmp_path / f"net{suffix}")
-    x = rng.normal(size=(3, 8, 9, 3)).astype("float32")
+    same_outputs(net, Model(Sequential(*parts), (8, 9, 3)), tmp_path / f"net{suffix}")
+
+
+def same_outputs(net: Any, ours: Model, path: Path) -> None:
+    """Save a network of Keras with random weights, read them, and compare outputs."""
+    rng = np.random.default_rng(0)
+    net.set_weights([rng.uniform(0.5, 1, w.shape) - (w.ndim > 1) / 2 for w in net.get_weights()])
+    write = net.save_weights if path.name.endswith(".weights.h5") else net.save
+    write(path)
+    load_keras_weights(ours, path)
+    x = rng.normal(size=(3, *ours.description.inputs[0][1])).astype("float32")
     expected = net.predict(x, verbose=0)
     # 1e-5: float32 with sums in another order
     np.testing.assert_allclose(ours.predict(x), expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
+@each("named", [True, False])
+@each("suffix", [".keras", ".h5", ".weights.h5"])
+def test_recurrent_networks_of_keras_3_give_the_same_outputs(suffix, named, tmp_path):
+    keras = keras_3()
+    layers, names = keras.layers, ({"name": name} if named else {} for name in "abcde")
+    lstm, steps = layers.LSTM(3), {"return_sequences": True}
+    net = keras.Sequential(
+        [
+            keras.Input((5, 3)),
+            layers.LSTM(4, **steps, **next(names)),
+            layers.Bidirectional(layers.GRU(2, **steps), **next(names)),
+            layers.GRU(3, **steps, use_bias=False, **next(names)),
+            layers.Bidirectional(lstm, **next(names)),
+            layers.Dense(2, **next(names)),
+        ]
+    )
+    parts = [
+        *(LSTM(4, name="a"), GRU(2, bidirectional=True, name="b"), GRU(3, bias=False, name="c")),
+        *(LSTM(3, bidirectional=True, return_sequences=False, name="d"), Linear(2, name="e")),
+    ]
+    same_outputs(net, Model(Sequential(*parts), (5, 3)), tmp_path / f"net{suffix}")
+
+
+def cell_of_keras(state: dict[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
+    """The arrays of a direction in the layout of Keras: gates z, r, h of a GRU, i, f, c, o."""
+    w, u, b, b_u = (state[f"{layer}.{name}"] for name in ("w", "u", "b", "b_u"))
+    if len(u) == 4 * u.shape[1]:
+        return {"kernel": w.T, "recurrent_kernel": u.T, "bias": b + b_u}
+    turned = [np.concatenate([np.split(a, 3)[i] for i in (1, 0, 2)]) for a in (w, u, b, b_u)]
+    bias = np.stack(turned[2:])
+    return {"kernel": turned[0].T, "recurrent_kernel": turned[1].T, "bias": bias}
+
+
+PLACES = {
+    "a.layer0": ("lstm/cell", "a/lstm_cell"),
+    "b.layer0": ("bidirectional/forward_layer/cell", "b/forward_gru/gru_cell"),
+    "b.layer0_reverse": ("bidirectional/backward_layer/cell", "b/backward_gru/gru_cell_1"),
+}
+"""Groups of directions in ``.weights.h5`` of Keras 3, and in the older format."""
+
+
+def test_lstms_and_grus_of_keras_are_read(tmp_path):
+    def recurrent(seed: int) -> Model:
+        net = Sequential(LSTM(2, name="a"), GRU(3, bidirectional=True, name="b"))
+        return Model(net, (4, 3), seed=seed, dtype="float64")
+
+    state, older = recurrent(1).state(), {"a": {}, "b": {}}
+    with h5py.File(tmp_path / "third.weights.h5", "w") as file:
+        for layer, (group, path) in PLACES.items():
+            for i, (what, array) in enumerate(cell_of_keras(state, layer).items()):
+                file[f"layers/{group}/vars/{i}"] = array
+                older[layer[0]][f"{path}/{what}:0"] = array
+    write(tmp_path / "older.h5", older)
+    x = np.random.default_rng(0).normal(size=(2, 4, 3))
+    for name in ("third.weights.h5", "older.h5"):
+        load_keras_weights(found := recurrent(0), tmp_path / name)
+        np.testing.assert_allclose(found.predict(x), recurrent(1).predict(x), rtol=1e-12)
 
 
 @each(("group", "split"), [("/", False), ("model_weights", False), ("/", True)])
@@ -418,7 +498,7 @@ def transposed(layers: dict[str, Any], path: Path) -> None:
 
 
 def unknown(layers: dict[str, Any], path: Path) -> None:
-    write(path, {**layers, "lstm": {"recurrent_kernel": np.zeros((2, 2))}})
+    write(path, {**layers, "lstm": {"query_kernel": np.zeros((2, 2))}})
 
 
 def of_others(layers: dict[str, Any], path: Path) -> None:
@@ -430,7 +510,7 @@ def of_others(layers: dict[str, Any], path: Path) -> None:
     ("make", "message"),
     [
         (transposed, "arrays do not fit the model (matched by order): dense.weight has shape (7"),
-        (unknown, "'lstm/recurrent_kernel:0' must be one of kernel, depthwise_kernel, bias, g"),
+        (unknown, "'lstm/query_kernel:0' must be one of kernel, depthwise_kernel, bias, g"),
         (lambda _, path: path.write_text("a text"), "expected an HDF5 file as Keras writes it"),
         (of_others, "expected the layers and arrays of a file that Keras has saved, got none"),
     ],

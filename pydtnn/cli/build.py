@@ -60,6 +60,8 @@ def create_loss(config: TrainConfig, train: Dataset) -> Loss:
         options = {"ignore_index": train.ignore_index} | options
     if options.get("class_weights") == BALANCED:
         options = options | {"class_weights": datasets.balanced_weights(train)}
+    if train.ignore_index is not None and "ignore_index" in found.takes:
+        options = {"ignore_index": train.ignore_index, **options}
     if config.label_smoothing:
         require_parameter(found, "label_smoothing", "--loss label_smoothing")
         options = options | {"label_smoothing": config.label_smoothing}

@@ -13,7 +13,7 @@ from pydtnn.cli.config import GROUPS, REMOVED, TrainConfig, flags
 from pydtnn.cli.parser import ESSENTIAL, parse
 from pydtnn.cli.report import not_default
 from pydtnn.models import MODELS
-from pydtnn.train import main
+from pydtnn.train import _given_timeout, main
 from tests.each import each
 
 EXACT = {"exact": True, "global_batch_size": 32}
@@ -270,3 +270,11 @@ def test_an_option_that_was_removed_is_answered_with_what_to_use(name, tmp_path)
     file.write_text(f"{name}: true\n")
     with pytest.raises(ValueError, match=f"train: --config: {name} has been removed: "):
         parse([f"--config={file}"])
+
+
+@each(
+    ("options", "seconds"), [("--timeout=5", 5), ("--timeout 3 --timeout=2.5", 2.5), ("-t 1", None)]
+)
+def test_the_deadline_of_the_start_is_the_last_one_that_is_given(options, seconds, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", *options.split()])
+    assert _given_timeout(None) == _given_timeout(options.split()) == seconds

@@ -332,6 +332,19 @@ def test_a_rank_that_is_late_is_excluded_once_and_then_the_others_end(host, monk
     assert host.ended[0] == module.TIMEOUT_STATUS
 
 
+def test_a_rank_is_there_until_it_has_closed_its_connection():
+    own, other = socket.socketpair()
+    rank: Any = Mock(socket=own)
+    with own:
+        assert module._is_open(rank)
+        other.send(b"x")
+        assert module._is_open(rank)
+        other.close()
+        own.recv(1)
+        assert not module._is_open(rank)
+    assert not module._is_open(rank)
+
+
 def test_memory_with_any_content_ends_no_monitor(host):
     random_ = random.Random(1)
     for _ in range(300):

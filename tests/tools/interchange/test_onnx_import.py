@@ -322,52 +322,25 @@ WORKS |= {
 }
 
 
-def recurrent(kind: str, *states: Any, inputs: str = "h0", rows: int = 4) -> list[Any]:
-    """A layer with states of the size of the batch before the first step, and what makes them."""
-    return [
-        node("Shape", ["x"], ["size"]),
-        node("Gather", ["size", "i0"], ["count"]),
-        node("Unsqueeze", ["count", "i00"], ["n"]),
-        *states,
-        node("Transpose", ["x"], ["first"], perm=[1, 0, 2]),
-        node(
-            kind,
-            ["first", f"w{rows}", f"u{rows}", f"b{rows}", "", *inputs.split()],
-            ["all"],
-            hidden_size=4,
-            **({"linear_before_reset": 1} if kind == "GRU" else {}),
-        ),
-        node("Squeeze", ["all", "axis1"], ["steps"]),
-        node("Transpose", ["steps"], ["y"], perm=[1, 0, 2]),
-    ]
-
-
-for rows in (3, 4):
-    NUMBERS |= {f"w{rows}": floats(1, 4 * rows, 6), f"u{rows}": floats(1, 4 * rows, 4)}
-    NUMBERS |= {f"b{rows}": floats(1, 8 * rows)}
-NUMBERS |= {"s114": np.zeros((1, 1, 4), "float32"), "n1": np.array([1]), "n3": np.array([3])}
-NUMBERS |= {"n2": np.array([2]), "n4": np.array([4]), "n314": np.array([3, 1, 4])}
+STATES = [
+    node("Shape", ["x"], ["size"]),
+    node("Gather", ["size", "i0"], ["count"]),
+    node("Unsqueeze", ["count", "i00"], ["n"]),
+    node("Concat", ["n3", "n", "n4"], ["shape3"], axis=0),
+    node("Expand", ["s114", "shape3"], ["states"]),
+    node("Slice", ["states", "n1", "n2", "i00"], ["h0"]),
+    node("Concat", ["n1", "n", "n4"], ["shape1"], axis=0),
+    node("ConstantOfShape", ["shape1"], ["c0"]),
+    node("Transpose", ["x"], ["first"], perm=[1, 0, 2]),
+    node("LSTM", ["first", "w4", "u4", "b4", "", "h0", "c0"], ["all"], hidden_size=4),
+    node("Squeeze", ["all", "axis1"], ["steps"]),
+    node("Transpose", ["steps"], ["y"], perm=[1, 0, 2]),
+]
+NUMBERS |= {"w4": floats(1, 16, 6), "u4": floats(1, 16, 4), "b4": floats(1, 32)}
+NUMBERS |= {"s114": np.zeros((1, 1, 4), "float32")}
+NUMBERS |= {f"n{number}": np.array([number]) for number in (1, 2, 3, 4)}
 WORKS |= {
-    "states that are filled": (
-        recurrent(
-            "GRU",
-            node("Concat", ["n1", "n", "n4"], ["shape"], axis=0),
-            node("ConstantOfShape", ["shape"], ["h0"]),
-            rows=3,
-        ),
-        SEQUENCE,
-    ),
-    "parts of states that are expanded": (
-        recurrent(
-            "LSTM",
-            node("Concat", ["n3", "n", "n4"], ["shape"], axis=0),
-            node("Expand", ["s114", "shape"], ["states"]),
-            node("Slice", ["states", "n1", "n2", "i00"], ["h0"]),
-            node("Slice", ["states", "n2", "n3", "i00"], ["c0"]),
-            inputs="h0 c0",
-        ),
-        SEQUENCE,
-    ),
+    "states of the size of the batch before the first step": (STATES, SEQUENCE),
     "axes that are added and taken away": (chain("Unsqueeze axes13", "Squeeze axes13"), SEQUENCE),
     "means of channels": chain(("ReduceMean axis1", {"keepdims": 0})),
     "means of channels and columns": chain(("ReduceMean axes13", {"keepdims": 0})),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 import tomllib
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests import mutants
-from tests.executed import instrumented
 from tests.mutants import EQUIVALENT, ROOT, draw, main
 
 ERRORS = {
@@ -75,26 +72,6 @@ def test_texts_types_and_checks_of_invariants_stay_as_they_are(tmp_path):
     }
 
 
-def test_names_of_mutants_stay_when_other_code_changes(tmp_path):
-    source = "class A:\n    def f(self):\n        return self.a + 1\n"
-    found = mutants.mutants(library(tmp_path, source))
-    assert [*found] == ["pydtnn/a.py::A.f::arithmetic::1", "pydtnn/a.py::A.f::constant::1"]
-    moved = "x = 2 + y\n\n\ndef f(a):\n    return a + 1\n\n\n" + source.replace(".a", ".other")
-    later = mutants.mutants(library(tmp_path, moved))
-    for name in found:
-        after = later[name].apply(tmp_path)[1]
-        assert after.startswith(moved[: moved.index("class")])
-        assert after != moved
-
-
-def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added():
-    names = [f"mutant {i}" for i in range(1000)]
-    drawn = draw(names, 1, 20)
-    assert drawn == draw(names[::-1], 1, 20)
-    assert len({*drawn, *draw(names, 2, 20)}) > 30
-    assert len({*drawn} & {*draw([*names, "new"], 1, 20)}) >= 19
-
-
 @pytest.mark.tools
 def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
     names = tomllib.loads(EQUIVALENT.read_text())
@@ -105,33 +82,6 @@ def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
             before, after = found[name].apply(ROOT)
             compile(after, name, "exec")
             assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
-
-
-PARTS = """'Text.'
-from __future__ import annotations
-def first(a=1):
-    'Text.'
-    if a == 1:
-        return 1
-    elif a == 2:
-        a = 3
-    return [a]
-class A:
-    @property
-    def second(self): return 2
-"""
-
-
-@pytest.mark.parametrize(("call", "expected"), [("first()", "13"), ("first(2)", "142")])
-def test_a_program_records_its_parts_and_does_what_it_did(monkeypatch, call, expected):
-    text, names = instrumented(PARTS, count())
-    assert names == [*(f"first::{n}" for n in (1, 3, 4, 2)), "A.second::1"]
-    hits, module, recorded = [], {}, {}
-    exec(PARTS, module)
-    monkeypatch.setattr(builtins, "_hit", hits.append, raising=False)
-    exec(text, recorded)
-    assert eval(f"{call}, A().second", recorded) == eval(f"{call}, A().second", module)
-    assert [names[hit] for hit in hits] == [*(f"first::{n}" for n in expected), "A.second::1"]
 
 
 SOURCE = """

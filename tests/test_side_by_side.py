@@ -15,8 +15,7 @@ import pytest
 from tests import measure, side_by_side
 from tests.conftest import repeating
 from tests.each import each
-from tests.groups import Group
-from tests.side_by_side import MAX_REPORTED, SideBySide, main, units_of
+from tests.side_by_side import SideBySide
 
 ROOT = Path(__file__).parent.parent
 
@@ -117,43 +116,6 @@ def test_files_with_errors_are_named_and_nothing_runs(pytester):
     done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
     assert (done.ret, plugin.failed) == (pytest.ExitCode.INTERRUPTED, {"test_a.py": ""})
     assert not done.listoutcomes()[0]
-
-
-def test_files_of_tests_that_start_processes_are_first():
-    group = Group("mpi", 2)
-    items: list[Any] = [
-        SimpleNamespace(path=path, fixturenames=names, callspec=SimpleNamespace(params=params))
-        for path, names, params in (
-            ("a", [], {}),
-            ("b", ["mpiexec"], {}),
-            ("a", ["comm"], {"comm": group}),
-            ("a", [], {}),
-            ("c", ["comm"], {"comm": group}),
-            ("b", [], {}),
-            ("d", ["ahead"], {}),
-            ("d", ["comm"], {"comm": Group("threads", 2)}),
-        )
-    ]
-    assert units_of(dict(enumerate(items))) == [[1, 5], [2, 4], [6, 7], [0, 3]]
-
-
-def test_the_commands_of_few_failed_tests_are_printed(monkeypatch, capsys):
-    def run(arguments: list[str], plugins: list[SideBySide]) -> int:
-        assert arguments == ["-q"]
-        assert "PYTHONDONTWRITEBYTECODE" not in os.environ
-        failed = [f"tests/test_a.py::test_it[{i} b-{{c}}]" for i in range(20)]
-        plugins[0].failed |= dict.fromkeys(failed, " --fuzz-case 7")
-        return 1
-
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(pytest, "main", run)
-    assert main(["-q"]) == 1
-    assert not sys.dont_write_bytecode
-    *commands, rest = capsys.readouterr().out.splitlines()
-    assert len(commands) == MAX_REPORTED
-    assert commands[1].endswith(" -m pytest 'tests/test_a.py::test_it[1 b-{c}]' --fuzz-case 7")
-    assert rest == f"failed: {20 - MAX_REPORTED} other tests"
 
 
 SLOW_FILE = """

@@ -82,7 +82,7 @@ class RecurrentLayer(TakesLengths):
 
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Find out which inputs are states."""
-        self.given = _states_given(type(self).__name__, shapes, self.features, self.carried)
+        self.given = states_given(type(self).__name__, shapes, self.features, self.carried)
         self.sequences = 1 + self.given
         super().bind(backend, dtype, name, shapes)
 
@@ -381,7 +381,7 @@ class Recurrent(Block):
         each = self.kind.carried
         count = self.layers * (1 + self.bidirectional) * each
         shapes = tuple(node.shape for node in inputs)
-        given = _states_given(type(self).__name__, shapes, self.features, count)
+        given = states_given(type(self).__name__, shapes, self.features, count)
         self._stack = self._stack or [self._directions(i) for i in range(self.layers)]
         x, lengths = inputs[0], inputs[1 : len(inputs) - given]
         first, last = inputs[len(inputs) - given :], list[Node]()
@@ -480,7 +480,7 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])  # (N, T, C) -> (N T, C)
 
 
-def _states_given(who: str, shapes: Sequence[Shape], features: int, count: int) -> int:
+def states_given(who: str, shapes: Sequence[Shape], features: int, count: int) -> int:
     """Return how many of the inputs are states before the first step.
 
     Raises

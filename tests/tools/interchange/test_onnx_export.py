@@ -196,6 +196,25 @@ def test_masks_and_biases_of_attention_are_written(options, tmp_path):
         import_onnx(tmp_path / "net.onnx")
 
 
+@each("return_sequences", [True, False])
+@each("lengths", [(), (5, 2, 3)])
+@each("kind", [layers.LSTM, layers.GRU])
+def test_states_of_recurrent_layers_are_written(kind, lengths, return_sequences, tmp_path):
+    pytest.importorskip("onnx", reason=NO_ONNX)
+    options = {"return_sequences": return_sequences, "return_states": True}
+    shapes = [(5, 3), *[(1,)] * bool(lengths), *[(4,)] * (4 * kind.kind.carried)]
+    model = Model(kind(4, layers=2, bidirectional=True, **options), shapes)
+    xs = samples(model)
+    if lengths:
+        xs[1] = np.float32(lengths).reshape(3, 1)
+    export_onnx(model, tmp_path / "net.onnx")
+    expected = compute(tmp_path / "net.onnx", *xs)
+    for ours, theirs in zip(model.predict(tuple(xs)), expected, strict=True):
+        assert_close(ours, theirs)
+    with pytest.raises(ValueError, match="node layer0.*, operator (LSTM|GRU|Cast): "):
+        import_onnx(tmp_path / "net.onnx")
+
+
 def test_a_file_says_that_it_does_not_round_as_the_model(tmp_path, capsys):
     model = Model(layers.Linear(3), (4,), dtype="bfloat16")
     save_model(model, tmp_path / "net.pydtnn")

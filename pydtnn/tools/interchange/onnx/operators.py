@@ -18,6 +18,7 @@ from pydtnn.layers import Layer
 from pydtnn.layers.base import Shape
 from pydtnn.layers.masks import positions_seen
 from pydtnn.layers.positions import LinearBiases, RelativePositions
+from pydtnn.layers.recurrent import states_given
 from pydtnn.layers.window import resolve_padding
 from pydtnn.utils.imports import import_optional
 
@@ -262,25 +263,41 @@ def recurrent(draft: OnnxDraft, at: Place) -> None:
     if layer.bias:
         both = np.concatenate([arrays["bias_ih"], arrays["bias_hh"]], axis=1)
         inputs.append(draft.constant(f"{name}.bias", both))
-    if at.inputs[1:]:  # lengths (N, 1)
+    given = states_given(name, at.shapes, layer.features, layer.carried)
+    at.require(not (given and at.reordered), "states in the order of ONNX")
+    lengths, first = "", at.inputs[len(at.inputs) - given :]
+    if at.inputs[1:] != first:  # lengths (N, 1)
         flat = draft.constant(f"{name}.flat", [-1])
         lengths = draft.node("Reshape", [at.inputs[1], flat], f"{name}.reshaped")
         integer = draft.helper.np_dtype_to_tensor_dtype(np.dtype("int32"))
         lengths = draft.node("Cast", [lengths], f"{name}.lengths", to=integer)
+    if at.inputs[1:]:
         inputs += [*[""] * (not layer.bias), lengths]
+    for i, state in enumerate(first):  # (N, H) -> (1, N, H)
+        one_way = draft.constant(f"{name}.one_way", [0])
+        inputs.append(draft.node("Unsqueeze", [state, one_way], f"{name}.first{i}"))
     options: dict[str, Any] = {"direction": "reverse" if layer.reverse else "forward"}
-    if not layer.return_sequences:
+    if not layer.return_sequences and not layer.return_states:
         options["first"] = f"{name}.all"
     if operator == "GRU":
         options["linear_before_reset"] = 1
     options |= {"name": name, "hidden_size": layer.features}
     states = draft.node(operator, inputs, f"{name}.states", **options)
+    last = [f"{name}.{what}" for what in "hc"[: layer.carried] if layer.return_states]
+    draft.nodes[-1].output.extend(last)
+    last = [draft.node("Transpose", [end], f"{end}_row", perm=[1, 0, 2]) for end in last]
+    if not layer.return_sequences and last:
+        draft.node("Concat", last, name, name=f"{name}.joined", axis=1)
+        return
     one = draft.constant(f"{name}.one", [1 if layer.return_sequences else 0])
     if not layer.return_sequences:  # (1, N, H)
         draft.node("Squeeze", [states, one], name, name=f"{name}.last")
         return
     states = draft.node("Squeeze", [states, one], f"{name}.squeezed")  # (T, 1, N, H)
-    draft.node("Transpose", [states], name, name=f"{name}.back", perm=[1, 0, 2])
+    steps = f"{name}.steps_back" if last else name
+    draft.node("Transpose", [states], steps, name=f"{name}.back", perm=[1, 0, 2])
+    if last:
+        draft.node("Concat", [steps, *last], name, name=f"{name}.joined", axis=1)
 
 
 Write = Callable[[OnnxDraft, Place], None]

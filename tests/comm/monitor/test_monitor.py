@@ -337,12 +337,8 @@ def test_a_rank_is_there_until_it_has_closed_its_connection():
     rank: Any = Mock(socket=own)
     with own:
         assert module._is_open(rank)
-        other.send(b"x")
-        assert module._is_open(rank)
         other.close()
-        own.recv(1)
         assert not module._is_open(rank)
-    assert not module._is_open(rank)
 
 
 def test_memory_with_any_content_ends_no_monitor(host):

@@ -53,7 +53,6 @@ SUMMARIES = {
         rank 1 to rank 0 32 46.9 KiB
         conv2 backward 6.000 ms 2.00 1.00
         parallel efficiency 84.8% useful time over runtime
-        load balance 86.1% mean over maximum of useful time
         transfer 98.6% time of messages and calls
         runtime 0.233 s, on an ideal network 0.230 s, useful at most 0.230 s
         layer conv1 (backward) rank 1 13.000 ms 44.6%

@@ -21,11 +21,7 @@ def test_the_processor_of_a_platform_copies_at_its_rate():
     assert Processor.of(replace(platform, messages=messages)) == Processor(2e-6, 1e-9, 0.0)
 
 
-def test_all_ranks_measure_the_same_processor_and_one_rank_has_no_messages():
-    one, other = run_threads(2, Processor.measure)
-    assert one == other
-    assert one.call > 0
-    assert one.add >= 0
+def test_one_rank_has_no_messages():
     assert run_threads(1, Processor.measure) == [Processor()]
 
 

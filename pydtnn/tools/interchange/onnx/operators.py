@@ -165,7 +165,7 @@ def positions(draft: OnnxDraft, at: Place) -> None:
 def embedding(draft: OnnxDraft, at: Place) -> None:
     """Write rows of the matrix (K, C), or if the layer computes logits a product with (C, K)."""
     matrix = draft.constant(f"{at.source}.weight", at.arrays["weight"])
-    if at.layer.gives_logits:
+    if len(at.shape) == len(at.shapes[0]):  # rows have one axis more than their tokens
         columns = draft.node("Transpose", [matrix], f"{at.name}.columns", perm=[1, 0])
         if "bias" not in at.arrays:
             draft.node("MatMul", [*at.inputs, columns], at.name)

@@ -90,6 +90,11 @@ class DotProductAttention(TakesDocuments):
         self.heads = self.all_heads = check_int(who, "heads", heads, at_least=1)
         self.causal = check_bool(who, "causal", causal)
         self.window = None if window is None else check_int(who, "window", window, at_least=1)
+        if not isinstance(positions, Positions | None):
+            raise TypeError(
+                f"{who}: positions must be LinearBiases, RelativePositions or None, got "
+                f"{positions!r}"
+            )
         self.positions = positions
         self.scale = None if scale is None else check_float(who, "scale", scale, above=0)
         self.dropout = check_float(who, "dropout", dropout, at_least=0, below=1)

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from math import log
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer
 from pydtnn.layers.initializers import Initializer
+from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.validate import check_bool, check_int
 
 
-class Positions(Protocol):
+class Positions(StoresArguments):
     """Adds a number to each product of a query and a key."""
 
+    @abstractmethod
     def declare(self, layer: Any, queries: np.ndarray, keys: np.ndarray) -> None:
         """Compute what is constant, and declare parameters; called in `build` of the layer.
 
         With the positions (T1,) and (T2,) of its queries and keys.
         """
-        ...
 
+    @abstractmethod
     def added(self, layer: Any) -> dict[str, Any]:
         """Return the arguments ``bias`` or ``slopes`` of the kernels of attention."""
-        ...
 
     def gradient(self, layer: Any, arguments: dict[str, Any]) -> Array | None:
         """Return the array for the gradient of the bias, if there are parameters to train."""
-        ...
+        return None
 
     def accumulate(self, layer: Any, gradient: Array | None) -> None:
         """Compute the gradients of the parameters."""
-        ...
 
 
-class LinearBiases:
+class LinearBiases(Positions):
     """``-slope |i - j|`` for positions i and j, with a slope for each head.
 
     Slopes are ``2^(-8 h / H)`` of heads h = 1 to H, if H is a power of 2. Otherwise those of the
@@ -63,14 +64,8 @@ class LinearBiases:
         """Return the slopes."""
         return {"slopes": layer.slopes}
 
-    def gradient(self, layer: Any, arguments: dict[str, Any]) -> None:
-        """Return that nothing is trained."""
 
-    def accumulate(self, layer: Any, gradient: Array | None) -> None:
-        """Do nothing."""
-
-
-class RelativePositions:
+class RelativePositions(Positions):
     """A learned number for each head and bucket of distances.
 
     A bucket of small distances has one of them; those of others become wider with the logarithm of

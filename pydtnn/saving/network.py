@@ -16,16 +16,20 @@ from pydtnn.layers import Block, Layer
 from pydtnn.layers.blocks import GraphBuilder
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.node import Node, Outputs
+from pydtnn.layers.positions import Positions
 from pydtnn.model.description import Description
 from pydtnn.utils.arguments import Construction, construction_of
 from pydtnn.utils.errors import describe
 from pydtnn.utils.names import unknown
 
+SAVED = Layer | Block | Positions
+"""Classes of objects that are saved as a call of their constructor."""
+
 
 def library_class(name: str) -> type | None:
-    """Return the library's layer or block with this name; none by a name of other libraries."""
+    """Return the library's class with this name, of `SAVED`; none by a name of other libraries."""
     kind = getattr(layers, name) if name in layers.__all__ else None
-    found = isinstance(kind, type) and issubclass(kind, Layer | Block) and kind.__name__ == name
+    found = isinstance(kind, type) and issubclass(kind, SAVED) and kind.__name__ == name
     return kind if found and not inspect.isabstract(kind) else None
 
 
@@ -81,7 +85,7 @@ def class_of(name: Any, where: str, custom: Mapping[str, type]) -> type:
             f"{where}: {short} is not a layer of the library but {name}, which is not imported "
             f"from there; import it yourself and pass custom={{{short!r}: {short}}}"
         )
-    if not isinstance(kind, type) or not issubclass(kind, Layer | Block):
+    if not isinstance(kind, type) or not issubclass(kind, SAVED):
         raise TypeError(f"{where}: custom[{short!r}] must be a class of layers, got {kind!r}")
     return kind
 
@@ -135,7 +139,7 @@ def to_json(value: Any, where: str) -> Any:
         return {"tuple": parts} if isinstance(value, tuple) else parts
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: to_json(part, where) for key, part in value.items()}}
-    if isinstance(value, Layer | Block):
+    if isinstance(value, SAVED):
         return {"layer": call_to_json(construction_of(value), where)}
     raise ValueError(
         f"{where} must be a number, text, a layer, or a list, tuple or dict of them to be saved, "

@@ -97,6 +97,7 @@ OPTIONS: list[Case] = [
     (lambda: nn.DotProductAttention(1, dropout=1.0), (5, 6), "dropout must be at least 0"),
     (lambda: nn.DotProductAttention(1, window=0), (5, 6), "window must be at least 1"),
     (lambda: nn.DotProductAttention(1, scale=0.0), (5, 6), "scale must be above 0"),
+    (lambda: nn.DotProductAttention(1, positions=8), (5, 6), "must be LinearBiases, .* got 8"),
     (lambda: nn.CrossAttention(2), [(5, 6), (4, 6)], r"keys and values \(T2, 2 D\), .*heads=2"),
     (lambda: nn.CrossAttention(2), (5, 6), r"expected queries \(T1, D\)"),
     (lambda: nn.MultiHeadCrossAttention(2), [(5, 6)], r"a sequence \(T2, D2\)"),

@@ -14,7 +14,13 @@ import pytest
 
 from pydtnn import ArrayDataset, Model
 from pydtnn.data.inputs import inputs_of
-from pydtnn.layers import Linear, Sequential
+from pydtnn.layers import (
+    Linear,
+    LinearBiases,
+    MultiHeadAttention,
+    RelativePositions,
+    Sequential,
+)
 from pydtnn.saving import load, save_model
 from tests.each import each
 from tests.saving.networks import Scale, residual, scaled, two
@@ -29,6 +35,16 @@ def known(model: Model, **options: Any) -> Model:
     x = tuple(pixels(9, *shape) for shape in model.input_shapes)
     model.inputs = inputs_of(ArrayDataset(x if len(x) > 1 else x[0], np.arange(9) % 3, **options))
     return model
+
+
+@each("positions", [LinearBiases(), RelativePositions(6, 5, initializer="glorot_uniform")])
+def test_attention_with_biases_is_loaded(positions, tmp_path):
+    model = Model(MultiHeadAttention(2, window=3, positions=positions), (6, 8))
+    save_model(model, tmp_path / "net.pydtnn")
+    x = np.random.default_rng(0).normal(size=(2, 6, 8))
+    again = load(tmp_path / "net.pydtnn")
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert repr(again.layers["attention"].positions) == repr(positions)
 
 
 ELSEWHERE = """

@@ -11,7 +11,7 @@ import numpy as np
 
 from pydtnn.layers.base import Shape
 from pydtnn.model.load_report import advice_of
-from pydtnn.tools.interchange.published_names import NAMINGS, Naming
+from pydtnn.tools.interchange.published_names import NAMINGS, Naming, parts_of
 from pydtnn.tools.interchange.slots import PROJECTION, RECURRENT, ArraySlot
 from pydtnn.utils.names import shorten
 from pydtnn.utils.units import align
@@ -153,7 +153,7 @@ def fit(
     report = found.report
     report.check(strict=strict)
     read = {
-        slot.name: (slot, arrays[report.pairs[slot.name]].read())
+        slot.name: (slot, _read(arrays, report.pairs[slot.name]))
         for slot in found.slots
         if slot.name in report.pairs
     }
@@ -164,6 +164,11 @@ def fit(
                 "model; got other values"
             )
     return report, {name: slot.to_ours(array) for name, (slot, array) in read.items()}
+
+
+def _read(arrays: Mapping[str, Stored], name: str) -> np.ndarray:
+    parts = [arrays[part].read() for part in parts_of(name)]
+    return np.concatenate(parts) if parts[1:] else parts[0]
 
 
 def match(
@@ -203,9 +208,10 @@ def match(
     naming, own = named
     pairs: dict[str, str] = {}
     misfits: list[Misfit] = []
+    whole = {**shapes, **_joined(own, shapes)}
     for slot in own:
-        _compare(slot, slot.their_name, shapes, pairs, misfits)
-    used = {slot.their_name for slot in own}
+        _compare(slot, slot.their_name, whole, pairs, misfits)
+    used = {part for slot in own for part in parts_of(slot.their_name)}
     copies: dict[str, str] = {}
     constants: list[str] = []
     if naming is not None:
@@ -220,6 +226,16 @@ def match(
                 constants.append(name)
     misfits += _extra(shapes, {*used, *copies, *constants})
     return Match(StateDictReport("names", pairs, tuple(misfits)), own, copies, constants)
+
+
+def _joined(slots: Sequence[ArraySlot], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes of arrays here that are several ones there, one below the other."""
+    found: dict[str, Shape] = {}
+    for slot in slots:
+        parts = [shapes.get(name, ()) for name in parts_of(slot.their_name)]
+        if parts[1:] and all(parts) and len({part[1:] for part in parts}) == 1:
+            found[slot.their_name] = (sum(part[0] for part in parts), *parts[0][1:])
+    return found
 
 
 def _by_names(

@@ -1,8 +1,10 @@
 """Names that torchvision, timm and Hugging Face give to the arrays of networks of `pydtnn.models`.
 
 A rule translates the beginning of a name here into the beginning of a name there: ``#`` is a
-number, which occurs again in the other name, ``#+1`` the next one, and ``*`` a word. Rules are
-tried in their order. A naming applies to a model if it translates the names of all arrays.
+number, which occurs again in the other name, ``#+1`` the next one, and ``*`` a word. ``q|k|v`` are
+several arrays there, which are the rows of one here. Several arrays here may have one name there if
+they are equal. Rules are tried in their order. A naming applies to a model if it translates the
+names of all arrays.
 """
 
 from __future__ import annotations
@@ -246,6 +248,63 @@ LLAMA_CONSTANTS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 """Angles per position, which earlier versions of transformers store."""
 
 
+BERT = {
+    "token.weight": "bert.embeddings.word_embeddings.weight",
+    "token.bias": "cls.predictions.bias",
+    "segment.": "bert.embeddings.token_type_embeddings.",
+    "encoder.position.": "bert.embeddings.position_embeddings.",
+    "encoder.norm.": "bert.embeddings.LayerNorm.",
+    "encoder.block#.attention.in_proj_": "bert.encoder.layer.#.attention.self.query|key|value.",
+    "encoder.block#.attention.out_proj.": "bert.encoder.layer.#.attention.output.dense.",
+    "encoder.block#.norm1.": "bert.encoder.layer.#.attention.output.LayerNorm.",
+    "encoder.block#.fc1.": "bert.encoder.layer.#.intermediate.dense.",
+    "encoder.block#.fc2.": "bert.encoder.layer.#.output.dense.",
+    "encoder.block#.norm2.": "bert.encoder.layer.#.output.LayerNorm.",
+    "head.transform.": "cls.predictions.transform.dense.",
+    "head.norm.": "cls.predictions.transform.LayerNorm.",
+    "head.pooler.": "bert.pooler.dense.",
+    "head.logits.": "classifier.",
+}
+
+BERT_COPIES = {
+    "cls.predictions.decoder.weight": "token.w",
+    "cls.predictions.decoder.bias": "token.b",
+}
+
+T5_TABLE = "*coder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+"""Of which a stack has one."""
+
+T5 = {
+    "token.": "shared.",
+    "logits.": "lm_head.",
+    "*coder.norm.": "*coder.final_layer_norm.",
+    "*coder.block#.norm1.": "*coder.block.#.layer.0.layer_norm.",
+    "*coder.block#.attention.in_proj_": "*coder.block.#.layer.0.SelfAttention.q|k|v.",
+    "*coder.block#.attention.out_proj.": "*coder.block.#.layer.0.SelfAttention.o.",
+    "*coder.block#.attention.attention.positions": T5_TABLE,
+    "decoder.block#.norm2.": "decoder.block.#.layer.1.layer_norm.",
+    "decoder.block#.cross.q_proj.": "decoder.block.#.layer.1.EncDecAttention.q.",
+    "decoder.block#.cross.kv_proj.": "decoder.block.#.layer.1.EncDecAttention.k|v.",
+    "decoder.block#.cross.out_proj.": "decoder.block.#.layer.1.EncDecAttention.o.",
+    "decoder.block#.norm3.": "decoder.block.#.layer.2.layer_norm.",
+    "encoder.block#.norm2.": "encoder.block.#.layer.1.layer_norm.",
+    "decoder.block#.fc1.": "decoder.block.#.layer.2.DenseReluDense.wi.",
+    "decoder.block#.fc2.": "decoder.block.#.layer.2.DenseReluDense.wo.",
+    "encoder.block#.fc1.": "encoder.block.#.layer.1.DenseReluDense.wi.",
+    "encoder.block#.fc2.": "encoder.block.#.layer.1.DenseReluDense.wo.",
+}
+
+T5_GATED = {
+    **{ours: theirs.replace("wi.", "wi_0.") for ours, theirs in T5.items()},
+    "decoder.block#.gate.": "decoder.block.#.layer.2.DenseReluDense.wi_1.",
+    "encoder.block#.gate.": "encoder.block.#.layer.1.DenseReluDense.wi_1.",
+}
+
+T5_COPIES = dict.fromkeys(
+    ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "token.w"
+)
+
+
 def _vgg(layers: Sequence[str]) -> Rules:
     """Number convolutions and batch norms as torchvision does, which counts ReLU and pooling."""
     convolutions = [layer for layer in layers if re.fullmatch(r"stage\d+\.conv\d+", layer)]
@@ -302,10 +361,25 @@ NAMINGS = (
     # matrices as in PyTorch
     Naming(GPT, copies=GPT_COPIES, constants=GPT_CONSTANTS, library="nanogpt"),
     Naming(LLAMA, copies=GPT_COPIES, constants=LLAMA_CONSTANTS, library="hugging_face"),
+    Naming(BERT, copies=BERT_COPIES, library="hugging_face"),
+    Naming(T5, copies=T5_COPIES, library="hugging_face"),
+    Naming(T5_GATED, copies=T5_COPIES, library="hugging_face"),
 )
 """All of them: two that differ in layouts only are distinguished by the shapes of the arrays."""
 
 LIBRARIES = tuple(dict.fromkeys(naming.library for naming in NAMINGS))
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of the arrays there of which one here consists.
+
+    >>> parts_of("self.query|key.weight")
+    ['self.query.weight', 'self.key.weight']
+    """
+    joined = re.search(r"\w+(\|\w+)+", name)
+    if joined is None:
+        return [name]
+    return [name.replace(joined[0], part) for part in joined[0].split("|")]
 
 
 def named_as_in(library: str, slots: Sequence[ArraySlot]) -> list[ArraySlot]:

@@ -13,7 +13,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
 from pydtnn.tools.interchange.files import read_state_dict, series_of, write_state_dict
 from pydtnn.tools.interchange.matching import COUNTER, Match, StateDictReport, fit, match
-from pydtnn.tools.interchange.published_names import named_as_in
+from pydtnn.tools.interchange.published_names import named_as_in, parts_of
 from pydtnn.tools.interchange.slots import slots_of
 from pydtnn.utils.names import shorten
 from pydtnn.utils.validate import check_bool
@@ -96,8 +96,8 @@ def state_dict(
         accepts: the result has its names, in its order. By default names are those of the layers
         here, with PyTorch's names of parameters: "conv1.weight", "bn1.running_var".
     names : {"torchvision", "timm", "hugging_face", "nanogpt"}, optional
-        Library whose names and layouts the result has instead, such as those of GPT-2 and Llama of
-        Hugging Face; without second copies of arrays.
+        Library whose names and layouts the result has instead, such as those of GPT-2, Llama, BERT
+        and T5 of Hugging Face; without second copies of arrays.
 
     Returns
     -------
@@ -134,7 +134,14 @@ def state_dict(
         pairs, order, slots = found.report.pairs, list(theirs), found.slots
     for slot in slots:
         name = pairs[slot.name]
-        arrays[name] = slot.to_theirs(state[slot.name]).astype(dtype, order="C")
+        array = slot.to_theirs(state[slot.name]).astype(dtype, order="C")
+        if name in arrays and not np.array_equal(arrays[name], array):
+            raise ValueError(
+                f"state_dict: {slot.name} must be equal to the other arrays that are {name} there, "
+                "which is one; got other values"
+            )
+        parts = parts_of(name)
+        arrays |= zip(parts, np.split(array, len(parts)), strict=True)
         layer, _, what = name.rpartition(".")
         if what == "running_var":
             arrays[f"{layer}.{COUNTER}" if layer else COUNTER] = np.array(0, np.int64)

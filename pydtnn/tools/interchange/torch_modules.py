@@ -159,8 +159,8 @@ class Traced:
     example : tuple of torch.Tensor
         Inputs of 2 to `MAX_SAMPLES` samples.
     tensors : dict of str to torch.Tensor
-        Parameters and buffers of floating-point numbers that are read, by their names in the
-        module; shared ones once.
+        Parameters, and buffers that are vectors of floating-point numbers, that are read, by their
+        names in the module; shared ones once. Other buffers are constants.
     arrays : dict of str to ndarray
         Their values in float64.
     names : dict of str to str
@@ -207,7 +207,8 @@ class Traced:
         for node in program.graph.nodes:
             if node.name in targets and node.users:
                 tensor = attrgetter(targets[node.name])(module)
-                if tensor.is_floating_point():
+                buffer = node.name in program.graph_signature.inputs_to_buffers
+                if tensor.is_floating_point() and not (buffer and tensor.ndim > 1):
                     names[node.name] = first.setdefault(id(tensor), targets[node.name])
                     tensors[names[node.name]] = tensor
         arrays = {name: _array(tensor.double()) for name, tensor in tensors.items()}

@@ -148,6 +148,10 @@ class AtenDraft:
             value = self.values[x]
             return torch.tensor(value) if isinstance(value, np.ndarray) else value  # a copy
 
+        if name == "embedding" and np.ptp(self.values[node.args[1]]) == 0:  # one row, everywhere
+            row = self.values[node.args[0]][self.values[node.args[1]].flat[0]]
+            return row.reshape([1] * (len(node.meta["val"].shape) - 1) + [-1])
+
         def array(x: Any) -> Any:
             return x.numpy() if isinstance(x, torch.Tensor) else x
 
@@ -417,6 +421,15 @@ def _einsum(at: AtenCall) -> str:
 def _turned(at: AtenCall, x: str, perm: list[int]) -> str:
     """Write axes in another order."""
     return x if perm == sorted(perm) else at.write("Transpose", x, perm=perm)
+
+
+def _baddbmm(at: AtenCall) -> str:
+    at.require("beta", 1)
+    at.require("alpha", 1)
+    product = at.write(
+        "MatMul", at.value("batch1"), at.value("batch2"), label=f"{at.label}.product"
+    )
+    return at.write("Add", product, at.value("self"))
 
 
 def _batch_norm(at: AtenCall) -> str:
@@ -709,7 +722,7 @@ def _attention(at: AtenCall) -> str:
     if mask is not None and mask.dtype == bool:
         mask = np.where(mask, 0.0, -np.inf)
     if at["is_causal"]:
-        mask = np.triu(np.full((length, length), -np.inf), 1)
+        mask = np.triu(np.full((length, at.shape("key")[-2]), -np.inf), 1)
     if mask is not None:
         scores = at.write("Add", scores, mask, label=f"{label}.masked")
     weights = at.write("Softmax", scores, label=f"{label}.weights", axis=-1)
@@ -845,6 +858,7 @@ OPERATORS: Mapping[str, Write] = {
     "addmm": _addmm,
     "arctan": _plain("Atan"),
     "atan": _plain("Atan"),
+    "baddbmm": _baddbmm,
     "batch_norm": _batch_norm,
     "dropout": _dropout,
     "einsum": _einsum,

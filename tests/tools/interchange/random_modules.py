@@ -74,17 +74,31 @@ def _features(r: random.Random, x: Any) -> list[Any]:
     return [nn.Linear(c, o, bias), nn.Linear(c, o), *norms, product, shared, matrix]
 
 
+def masks(length: int) -> dict[str, Any]:
+    """Return masks of attention: which keys are seen, or what is added to scores."""
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    slopes = (2.0 ** torch.tensor([-4, -8])).double()[:, None, None]
+    causal = back >= 0
+    hidden = torch.where(causal, 0.0, -torch.inf).double()
+    windows = {"band": abs(back) < 2, "window": causal & (back < 3)}
+    biases = {"slopes": hidden - slopes * back, "distances": 0.1 * back.double() ** 2}
+    return {
+        "none": None,
+        "causal": causal,
+        "hidden": hidden,
+        "even": back % 2 < 1,
+        **windows,
+        **biases,
+    }
+
+
 class Attention(nn.Module):
     """Attention of two heads with a mask, written by hand or by a function of PyTorch."""
 
-    def __init__(self, r: random.Random, c: int, length: int) -> None:
+    def __init__(self, c: int, mask: Any, scale: float | None, by_hand: bool) -> None:
         super().__init__()
-        self.qkv, self.heads, self.by_hand = nn.Linear(c, 3 * c), 2, r.random() < 0.5
-        self.scale = r.choice([None, 0.3])
-        back = torch.arange(length)[:, None] - torch.arange(length)
-        masks = [None, back >= 0, abs(back) < 2, (back >= 0) & (back < 3), -0.5 * abs(back)]
-        masks += [back % 2 < 1, torch.where(back >= 0, 0.0, -torch.inf)]
-        self.register_buffer("mask", r.choice(masks))
+        self.qkv, self.heads, self.by_hand, self.scale = nn.Linear(c, 3 * c), 2, by_hand, scale
+        self.register_buffer("mask", mask)
 
     def forward(self, x: Any) -> Any:
         n, t, c = x.shape
@@ -115,7 +129,7 @@ def _sequence(r: random.Random, x: Any) -> list[Any]:
         nn.TransformerEncoderLayer(c, 1 + (c % 2 == 0), 5, 0.0, batch_first=True, norm_first=both),
         Call(lambda m, x: m.parts[0](x, x[:, :2], x[:, :2])[0], other),
         Call(lambda m, x: m.parts[0](x, x, x, need_weights=place == 0)[0], own),
-        *(Attention(r, c, t) for _ in range(3)),
+        *(Attention(c, mask, r.choice([None, 0.3]), both) for mask in masks(t).values()),
         r.choice(
             [nn.MaxPool1d(k, s, p, d, ceil_mode=both), nn.AvgPool1d(k, s, p, both, place == 0)]
         ),

@@ -405,7 +405,7 @@ REFUSED: dict[str, Any] = {
     "resize: expected a whole height and width of an image": chain("Resize - ones4h"),
     "expand: input 0 must be a constant, got x": (chain("Expand two_rows"), SEQUENCE),
     "depthtospace: mode must be CRD": chain(("DepthToSpace", {"blocksize": 2})),
-    "where: a mask must hide all later positions": (
+    "where: a mask must hide later positions": (
         attention(scaled("third"), masked("kept", "infinite", "s"), scores="f"),
         SEQUENCE,
     ),

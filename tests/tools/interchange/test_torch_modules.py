@@ -15,7 +15,7 @@ from pydtnn.tools.interchange.torch_modules import Traced, find_origins, from_to
 from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-from tests.tools.interchange.random_modules import random_module  # noqa: E402
+from tests.tools.interchange.random_modules import Attention, masks, random_module  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -162,7 +162,7 @@ def last_channels(y: Any) -> np.ndarray:
 
 def outputs(module: Any, *x: Any) -> list[Any]:
     y = module(*x)
-    return [*y.values()] if isinstance(y, dict) else [y]
+    return [*y.values()] if isinstance(y, dict) else [*y] if isinstance(y, tuple) else [y]
 
 
 def compare_with_module(module: Any, x: Any) -> int:
@@ -272,6 +272,39 @@ def test_a_model_of_a_module_is_trained_and_keeps_its_names_and_options():
     assert np.isfinite(history.history["loss"]).all()
 
 
+@each("by_hand", [False, True])
+@each(
+    ("name", "causal", "window", "positions"),
+    [
+        ("causal", True, None, "NoneType"),
+        ("hidden", True, None, "NoneType"),
+        ("band", False, 2, "NoneType"),
+        ("window", True, 3, "NoneType"),
+        ("slopes", True, None, "LinearBiases"),
+        ("distances", False, None, "RelativePositions"),
+    ],
+)
+def test_masks_of_intervals_and_biases_of_distances_are_options(
+    name, causal, window, positions, by_hand
+):
+    torch.manual_seed(0)
+    module, x = Attention(4, masks(5)[name], 0.3, by_hand).double(), torch.randn(3, 5, 4).double()
+    assert compare_with_module(module, x) == 4 * 12 + 12
+    (found,) = (n for n in from_torch(module, x).layers if isinstance(n, DotProductAttention))
+    assert (found.causal, found.window, found.scale) == (causal, window, 0.3)
+    assert type(found.positions).__name__ == positions
+
+
+def test_a_decoder_reads_a_sequence_of_another_length():
+    torch.manual_seed(0)
+    module = nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True).double()
+    mask = nn.Transformer.generate_square_subsequent_mask(4).double()
+    custom = Custom(lambda m, x, y: m.a(x, y, tgt_mask=mask, tgt_is_causal=True), a=module)
+    trained = sum(p.numel() for p in module.parameters())
+    xs = torch.randn(3, 6, 8).double(), torch.randn(3, 4, 8).double()
+    assert compare_with_module(custom, xs) == trained
+
+
 def test_a_mask_that_is_the_same_for_all_samples_is_the_causal_one():
     def forward(m: Any, x: Any) -> Any:
         n, t, c = x.shape
@@ -315,6 +348,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("stale", Custom(_stale, a=nn.Linear(4, 4)), "relu_, which changes an array"),
     ("constant", Custom(lambda m, x: (x * 2, torch.ones(3, 4))), "got a constant"),
     ("norm", Custom(lambda m, x: m.a(x), a=nn.BatchNorm1d(4, affine=False)), "affine=False"),
+    ("mask", Attention(4, masks(3)["even"], None, True), "a mask must hide later positions"),
     ("clip", Custom(lambda m, x: x.clamp(-2, 3)), "Clip"),
 ]
 
@@ -322,7 +356,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 @each(("name", "module", "sentence"), REFUSED)
 def test_what_no_layer_does_is_refused_by_name(name, module, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        from_torch(module, torch.randn(3, 4))
+        from_torch(module, torch.randn(3, 3, 4) if name == "mask" else torch.randn(3, 4))
     assert "from_torch: " in str(caught.value)
     assert "\n" not in str(caught.value)
 

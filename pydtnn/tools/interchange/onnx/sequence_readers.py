@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import isclose, sqrt
 from typing import Any
 
 import numpy as np
 
 from pydtnn import layers
+from pydtnn.layers import LinearBiases, RelativePositions
+from pydtnn.layers.masks import positions_seen
 from pydtnn.tools.interchange.onnx.functions import decimal
 from pydtnn.tools.interchange.onnx.operators import ROWS
 from pydtnn.tools.interchange.onnx.readers import OPERATORS, linear
@@ -118,9 +121,10 @@ class Scores:
     Attributes
     ----------
     q, k : Value
-        Of the same axes (..., T, E).
+        Of axes (..., T, E), which are the same but T.
     factor : float
-    causal : bool
+    terms : ndarray or None
+        What is added, (heads or 1, T1, T2); at most `MAX_MASKED_SCORE` for keys that are hidden.
     weights : bool
         Whether Softmax has been computed.
     dropout : float
@@ -130,7 +134,7 @@ class Scores:
     q: Value
     k: Value
     factor: float
-    causal: bool = False
+    terms: np.ndarray | None = None
     weights: bool = False
     dropout: float = 0.0
 
@@ -143,8 +147,8 @@ def _scores(at: Reading, q: Value, k: Value) -> Scores:
             f"expected a constant matrix, or queries and keys, got {q.given} and {k.given}"
         )
     k = k.transposed([*range(rank - 2), rank - 1, rank - 2])
-    if q.shape != k.shape:
-        raise at.fail(f"queries and keys must have the same shape, got {q.given} and {k.given}")
+    if (*q.shape[:-2], q.shape[-1]) != (*k.shape[:-2], k.shape[-1]):
+        raise at.fail(f"queries and keys must have the same heads, got {q.given} and {k.given}")
     factor = q.factor * k.factor
     q, k = (replace(x, factor=1.0, name=at.node.name) for x in (q, k))
     return Scores(q, k, factor)
@@ -183,14 +187,16 @@ def read_scores(at: Reading) -> Scores | Value:
     elif constant is None or len(at.inputs) != 2:
         return _no_part(at)
     if operator == "Add":
-        return replace(scores, causal=_causal(at, scores, constant) or scores.causal)
+        return replace(scores, terms=_terms(at, scores, constant))
     if constant.size != 1 or not (operator == "Mul" or (operator == "Div" and places == [0])):
         return _no_part(at)
     number = float(constant.reshape(()))
     factor = number if operator == "Mul" else 1 / number if number else 0.0
-    if scores.causal and not factor >= MIN_FACTOR:
+    terms = scores.terms
+    if terms is not None and not factor >= MIN_FACTOR:
         raise at.fail(f"masked scores must have a factor above {MIN_FACTOR}, got {factor:.6g}")
-    return replace(scores, factor=scores.factor * factor)
+    terms = None if terms is None else terms * factor
+    return replace(scores, factor=scores.factor * factor, terms=terms)
 
 
 def _no_part(at: Reading) -> Value:
@@ -200,50 +206,86 @@ def _no_part(at: Reading) -> Value:
     )
 
 
-def _causal(at: Reading, scores: Scores, mask: np.ndarray) -> bool:
-    """Return whether a mask hides all later positions; ValueError if it hides others."""
-    length = scores.q.shape[-2]
-    later = np.triu(np.ones((length, length), bool), 1)
-    if mask.dtype.kind == "f" and not mask.any():
-        return False
-    if mask.ndim > 2 and (mask == mask.reshape(-1, *mask.shape[-2:])[0]).all():
-        mask = mask.reshape(-1, *mask.shape[-2:])[0]
-    if mask.shape[-2:] != later.shape or mask.size != later.size:
+def _terms(at: Reading, scores: Scores, given: np.ndarray) -> np.ndarray:
+    """Return the sum of terms of scores, (heads or 1, T1, T2); ValueError if samples differ."""
+    q, shape = scores.q, (scores.q.shape[-2], scores.k.shape[-2])
+    heads = size_of(atom for axis in q.axes[:-2] for atom in axis if atom is not q.batch)
+    try:
+        rows = np.broadcast_to(given, (*given.shape[:-2], *shape)).reshape(-1, *shape)
+        first = rows[:1] if (rows == rows[:1]).all() else rows[:heads]
+        same = (rows.reshape(-1, *first.shape) == first).all()
+    except ValueError as error:
+        raise at.fail(f"a mask must be that of {shape} positions, got {given.shape}") from error
+    if not same:
+        raise at.fail(f"a mask must be the same for all samples, got one of shape {given.shape}")
+    return first.astype("float64") if scores.terms is None else scores.terms + first
+
+
+def _options(at: Reading, scores: Scores, heads: int) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return options of a layer for the terms of scores, and its arrays."""
+    options: dict[str, Any] = {"dropout": scores.dropout}
+    factor = scores.factor * sqrt(scores.q.shape[-1])
+    if not isclose(factor, 1, rel_tol=1e-5):  # the layer's own is that of the square root
+        options["scale"] = decimal(scores.factor)
+    if scores.terms is None:
+        return options, {}
+    _, queries, keys = scores.terms.shape
+    at_key = np.arange(keys)
+    ahead, seen = at_key - np.arange(queries)[:, None], scores.terms > MAX_MASKED_SCORE
+    reach = int(abs(ahead[seen.any(0)]).max(initial=0)) + 1
+    for options["causal"], options["window"] in product((False, True), (None, reach)):
+        intervals = positions_seen(queries, keys, options["causal"], options["window"])[0]
+        if (seen == ((at_key >= intervals[:, :1]) & (at_key < intervals[:, 1:]))).all():
+            break
+    else:
         raise at.fail(
-            f"a mask must be that of {length} positions for all samples and heads, got {mask.shape}"
+            "a mask must hide later positions, or those outside a window, or both, got another one"
         )
-    mask = mask.reshape(later.shape)
-    if not ((mask <= MAX_MASKED_SCORE) == later).all() or not ((mask == 0) == ~later).all():
-        raise at.fail("a mask must hide all later positions and be 0 otherwise, got other terms")
-    return True
+    terms, slopes = np.where(seen, scores.terms, 0), LinearBiases().slopes(heads)
+    if not terms.any():
+        return options, {}
+    linear = np.where(seen, terms + slopes[:, None, None] * abs(ahead), np.nan)
+    if np.allclose(np.nanmin(linear, -1), np.nanmax(linear, -1), rtol=0, atol=1e-7):
+        return options | {"positions": LinearBiases()}, {}
+    buckets = 4 * max(queries, keys)
+    options["positions"] = positions = RelativePositions(buckets, buckets)
+    table, places = np.zeros((buckets, heads)), positions.bucket(ahead)
+    table[places[seen.any(0)]] = np.moveaxis(np.broadcast_to(terms, (heads, queries, keys)), 0, -1)[
+        seen.any(0)
+    ]
+    if (seen & (table.T[:, places] != terms)).any():
+        raise at.fail("terms of scores must be those of distances, got others")
+    return options, {"positions": table}
 
 
 def _attention(at: Reading, scores: Scores, v: Value) -> Value:
     """Read the product of weights and values."""
     q, k = scores.q, scores.k
-    factor = scores.factor * sqrt(q.shape[-1])
-    if not isclose(factor, 1, rel_tol=1e-5):  # the layer has that of the square root
-        source = at.net.add(
-            f"{at.node.name}.queries", layers.Rescale(decimal(factor)), q.source.node
-        )
-        q = replace(q, source=ModelArray(source))
-    if q.shape != v.shape:
-        raise at.fail(f"values must have the shape of queries {q.given}, got {v.given}")
+    if k.shape != v.shape:
+        raise at.fail(f"values must have the shape of keys {k.given}, got {v.given}")
     parts = (q, k, replace(v, name=at.node.name))
     if any([x.batch in axis for axis in x.axes] != [q.batch in a for a in q.axes] for x in parts):
         raise at.fail("queries, keys and values must have the batch along the same axis")
     orders = [_heads_last(at, x) for x in parts]
-    length, size = q.shape[-2:]
-    features = size_of(orders[0]) // length
-    node = _projection(at, parts, orders, features)
-    if node is None:
-        shape = (length, features)
-        nodes = [at.net.arrange(x, order, shape) for x, order in zip(parts, orders, strict=True)]
-        node = at.net.add(f"{at.node.name}.joined", layers.Concat(), *nodes)
-    layer = layers.DotProductAttention(
-        features // size, causal=scores.causal, dropout=scores.dropout
+    features = size_of(orders[0]) // q.shape[-2]
+    heads = features // q.shape[-1]
+    options, arrays = _options(at, scores, heads)
+    whole = _projection(at, parts, orders, features) if q.shape == k.shape else None
+    if whole is None:
+        nodes = [
+            at.net.arrange(x, order, (x.shape[-2], features))
+            for x, order in zip(parts, orders, strict=True)
+        ]
+    layer = (layers.DotProductAttention if q.shape == k.shape else layers.CrossAttention)(
+        heads, **options
     )
-    made = at.net.add(at.node.name, layer, node)
+    if whole is not None:
+        nodes = [whole]
+    elif q.shape == k.shape:
+        nodes = [at.net.add(f"{at.node.name}.joined", layers.Concat(), *nodes)]
+    else:
+        nodes[1:] = [at.net.add(f"{at.node.name}.keys", layers.Concat(), *nodes[1:])]
+    made = at.net.add(at.node.name, layer, *nodes, arrays=arrays)
     atoms = tuple(Atom(atom.size) for atom in orders[0])
     place = dict(zip(orders[0], atoms, strict=True))
     axes = tuple(tuple(place.get(atom, atom) for atom in axis) for axis in q.axes)

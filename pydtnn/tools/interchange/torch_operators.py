@@ -9,7 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pydtnn.layers import GRULayer, LSTMLayer
 from pydtnn.tools.interchange.onnx.functions import ACTIVATION
 from pydtnn.tools.interchange.onnx.graph import ANY_BATCH, Names, OnnxNode
 from pydtnn.tools.interchange.onnx.operators import ROWS
+from pydtnn.tools.interchange.onnx.sequence_readers import MAX_MASKED_SCORE
 
 VIEWS = frozenset(
     {
@@ -69,6 +70,7 @@ class AtenDraft:
         self.values: dict[Any, Any] = {}
         self._names = Names(())
         self._aliases: dict[Any, set[Any]] = {}
+        self._masks: dict[Any, Any] = {}  # inputs of integers, of what is computed of them alone
 
     def parameter(self, node: Any, target: str, array: np.ndarray) -> None:
         """Add a parameter or buffer of floating-point numbers by its name in the module."""
@@ -97,6 +99,8 @@ class AtenDraft:
         given = self.values.get(node, node) if is_node(node) else node
         if isinstance(given, str):
             return given
+        if isinstance(given, FromMask):
+            return self.padding(node, given)
         for name, array in self.constants.items():
             if array is given:
                 return name
@@ -106,11 +110,14 @@ class AtenDraft:
 
     def call(self, node: Any) -> None:
         """Write an operator, or compute it if all of its inputs are constants."""
-        name = name_of(node)
+        name, self._masks[node] = name_of(node), self._mask_of(node)
         try:
             self._check_alias(node, name)
             self.values[node] = self._call(node, name)
         except NotWritten as error:
+            if source := self._masks[node]:
+                self.values[node] = FromMask(source, error)
+                return
             self.refused[f"{error} ({path_of(node) or 'the module itself'})"] += 1
             self.values[node] = None
 
@@ -125,6 +132,8 @@ class AtenDraft:
         given = [self.values[x] for x in node.all_input_nodes]
         if any(x is None for x in given):
             return None  # behind one that is refused
+        if self._masks[node] and any(isinstance(x, FromMask) for x in given):
+            raise NotWritten(name)
         if name.startswith("_assert"):
             return None
         if not hasattr(node.target, "_schema"):
@@ -136,6 +145,68 @@ class AtenDraft:
         if name not in OPERATORS:
             raise NotWritten(name)
         return OPERATORS[name](AtenCall(self, node, name))
+
+    def _mask_of(self, node: Any) -> Any:
+        """Return the input of integers that a node is computed of alone, if it is no token."""
+        computed = [x for x in node.all_input_nodes if not isinstance(self.values[x], np.ndarray)]
+        found = {x if x.op == "placeholder" else self._masks.get(x) for x in computed}
+        source = found.pop() if len(found) == 1 else None
+        if source is None or source.meta["val"].is_floating_point():
+            return None
+        tokens = any(name_of(user) == "embedding" for user in source.users)
+        return None if tokens or len(source.meta["val"].shape) != 2 else source
+
+    def padding(self, node: Any, given: FromMask, hidden: bool = False) -> str:
+        """Write a mask of keys behind the length of each sample, after all lengths were tried.
+
+        A mask with other holes has a length that is no whole number, which the layer refuses.
+
+        Parameters
+        ----------
+        node : torch.fx.Node
+        given : FromMask
+            Its value.
+        hidden : bool
+            Whether true elements are those that are hidden.
+        """
+        import torch
+
+        source, (batch, keys) = given.source, given.source.meta["val"].shape
+
+        def terms(x: Any) -> Any:
+            if x is source or isinstance(self.values[x], np.ndarray):
+                return torch.tensor(tried if x is source else self.values[x])
+            known: Any = torch.fx.node.map_arg(bound(x), terms)
+            return x.target(**{key: wide(value) for key, value in known.items()})
+
+        for exists in (True, False):
+            fits, first = True, None
+            for longest in range(keys, 0, -batch):
+                lengths = np.maximum(longest - np.arange(batch), 1)[:, None]
+                there = np.arange(keys) < lengths
+                tried = (there == exists).astype(str(source.meta["val"].dtype).split(".")[1])
+                mask = terms(node).numpy()
+                mask = np.where(mask != hidden, 0.0, -np.inf) if mask.dtype == bool else mask
+                there = there.repeat(len(mask) // batch, 0)
+                there = there.reshape(len(there), *[1] * (mask.ndim - 2), keys)
+                first = mask[:1] if first is None else first
+                seen = mask > MAX_MASKED_SCORE
+                fits &= (seen == (there & (first > MAX_MASKED_SCORE))).all()
+                fits &= (np.where(seen, mask, 0) == np.where(seen, first, 0)).all()
+            if fits:
+                break
+        else:
+            raise given.error
+        at, one = AtenCall(self, node, "padding"), 0.5 ** keys.bit_length()
+        m = at.write("Gather", np.array([[1.0 - exists], [exists]]), self.values[source], axis=0)
+        m = at.write("Reshape", m, np.array([batch, keys]))
+        cuts = [[np.array([n]) for n in cut] for cut in ((1, keys, 1), (0, keys - 1, 1))]
+        both = at.write(
+            "Concat", m, at.write("Mul", *(at.write("Slice", m, *c) for c in cuts)), axis=1
+        )
+        weights = [1 - one, *[1 + one] * (keys - 1), *[-one] * (keys - 1)]
+        lengths = at.write("linear", both, np.array([weights]), np.array([one]))
+        return at.write("padding", lengths, first)
 
     def _constant(self, node: Any, name: str) -> Any:
         """Compute an operator of constants."""
@@ -184,6 +255,13 @@ class AtenDraft:
 
 class NotWritten(ValueError):
     """An operator that cannot be written, or its options: the message names it."""
+
+
+class FromMask(NamedTuple):
+    """What is computed of an input of integers alone: a mask of attention, or else an error."""
+
+    source: Any
+    error: NotWritten
 
 
 def is_node(x: Any) -> bool:
@@ -718,8 +796,9 @@ def _attention(at: AtenCall) -> str:
     keys = at.write("Transpose", at.value("key"), label=f"{label}.keys", perm=axes)
     scores = at.write("MatMul", at.value("query"), keys, label=f"{label}.products")
     scores = at.write("Mul", scores, factor, label=f"{label}.scores")
-    mask = at.array("attn_mask")
-    if mask is not None and mask.dtype == bool:
+    given = None if at["attn_mask"] is None else at.draft.values[at["attn_mask"]]
+    mask: Any = at.value("attn_mask") if isinstance(given, FromMask) else at.array("attn_mask")
+    if isinstance(mask, np.ndarray) and mask.dtype == bool:
         mask = np.where(mask, 0.0, -np.inf)
     if at["is_causal"]:
         mask = np.triu(np.full((length, at.shape("key")[-2]), -np.inf), 1)
@@ -733,6 +812,11 @@ def _attention(at: AtenCall) -> str:
 
 
 def _masked(at: AtenCall) -> str:
+    mask = at.draft.values[at["mask"]]
+    if isinstance(mask, FromMask):
+        if not at["value"] <= MAX_MASKED_SCORE:
+            raise mask.error
+        return at.write("Add", at.value("self"), at.draft.padding(at["mask"], mask, hidden=True))
     return at.write("Where", at.value("mask"), at.value("value"), at.value("self"))
 
 

@@ -129,6 +129,8 @@ class Scores:
         Whether Softmax has been computed.
     dropout : float
         Rate of weights that are dropped in training.
+    lengths : Value or None
+        Numbers of keys of samples, (N, 1), which are the first ones.
     """
 
     q: Value
@@ -137,6 +139,15 @@ class Scores:
     terms: np.ndarray | None = None
     weights: bool = False
     dropout: float = 0.0
+    lengths: Value | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """A mask of keys that do not exist, of computed lengths (N, 1), and further terms of scores."""
+
+    lengths: Value
+    terms: np.ndarray
 
 
 def _scores(at: Reading, q: Value, k: Value) -> Scores:
@@ -166,6 +177,9 @@ def read_scores(at: Reading) -> Scores | Value:
     scores, operator = at.inputs[places[0]], at.node.operator
     others = [x for i, x in enumerate(at.inputs) if i not in places]
     constant = others[0] if others and isinstance(others[0], np.ndarray) else None
+    if operator == "Add" and isinstance(others[0], Padding):
+        padding = others[0]
+        return replace(scores, terms=_terms(at, scores, padding.terms), lengths=padding.lengths)
     if scores.weights:
         if operator == "Dropout" and constant is not None:
             return replace(scores, dropout=decimal(float(constant.reshape(()))))
@@ -187,7 +201,9 @@ def read_scores(at: Reading) -> Scores | Value:
     elif constant is None or len(at.inputs) != 2:
         return _no_part(at)
     if operator == "Add":
-        return replace(scores, terms=_terms(at, scores, constant))
+        scores = replace(scores, terms=_terms(at, scores, constant))
+        _options(at, scores)  # refuses masks that no layer has
+        return scores
     if constant.size != 1 or not (operator == "Mul" or (operator == "Div" and places == [0])):
         return _no_part(at)
     number = float(constant.reshape(()))
@@ -208,8 +224,7 @@ def _no_part(at: Reading) -> Value:
 
 def _terms(at: Reading, scores: Scores, given: np.ndarray) -> np.ndarray:
     """Return the sum of terms of scores, (heads or 1, T1, T2); ValueError if samples differ."""
-    q, shape = scores.q, (scores.q.shape[-2], scores.k.shape[-2])
-    heads = size_of(atom for axis in q.axes[:-2] for atom in axis if atom is not q.batch)
+    shape, heads = (scores.q.shape[-2], scores.k.shape[-2]), _heads(scores)
     try:
         rows = np.broadcast_to(given, (*given.shape[:-2], *shape)).reshape(-1, *shape)
         first = rows[:1] if (rows == rows[:1]).all() else rows[:heads]
@@ -218,11 +233,18 @@ def _terms(at: Reading, scores: Scores, given: np.ndarray) -> np.ndarray:
         raise at.fail(f"a mask must be that of {shape} positions, got {given.shape}") from error
     if not same:
         raise at.fail(f"a mask must be the same for all samples, got one of shape {given.shape}")
-    return first.astype("float64") if scores.terms is None else scores.terms + first
+    first = np.where(first > MAX_MASKED_SCORE, first, -np.inf)
+    return first if scores.terms is None else scores.terms + first
 
 
-def _options(at: Reading, scores: Scores, heads: int) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def _heads(scores: Scores) -> int:
+    q = scores.q
+    return size_of(atom for axis in q.axes[:-2] for atom in axis if atom is not q.batch)
+
+
+def _options(at: Reading, scores: Scores) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Return options of a layer for the terms of scores, and its arrays."""
+    heads = _heads(scores)
     options: dict[str, Any] = {"dropout": scores.dropout}
     factor = scores.factor * sqrt(scores.q.shape[-1])
     if not isclose(factor, 1, rel_tol=1e-5):  # the layer's own is that of the square root
@@ -268,23 +290,24 @@ def _attention(at: Reading, scores: Scores, v: Value) -> Value:
         raise at.fail("queries, keys and values must have the batch along the same axis")
     orders = [_heads_last(at, x) for x in parts]
     features = size_of(orders[0]) // q.shape[-2]
-    heads = features // q.shape[-1]
-    options, arrays = _options(at, scores, heads)
-    whole = _projection(at, parts, orders, features) if q.shape == k.shape else None
+    options, arrays = _options(at, scores)
+    own = q.shape == k.shape and scores.lengths is None
+    whole = _projection(at, parts, orders, features) if own else None
     if whole is None:
         nodes = [
             at.net.arrange(x, order, (x.shape[-2], features))
             for x, order in zip(parts, orders, strict=True)
         ]
-    layer = (layers.DotProductAttention if q.shape == k.shape else layers.CrossAttention)(
-        heads, **options
+    layer = (layers.DotProductAttention if own else layers.CrossAttention)(
+        _heads(scores), **options
     )
     if whole is not None:
         nodes = [whole]
-    elif q.shape == k.shape:
+    elif own:
         nodes = [at.net.add(f"{at.node.name}.joined", layers.Concat(), *nodes)]
     else:
         nodes[1:] = [at.net.add(f"{at.node.name}.keys", layers.Concat(), *nodes[1:])]
+        nodes += [] if scores.lengths is None else [at.net.plain(scores.lengths).source.node]
     made = at.net.add(at.node.name, layer, *nodes, arrays=arrays)
     atoms = tuple(Atom(atom.size) for atom in orders[0])
     place = dict(zip(orders[0], atoms, strict=True))
@@ -441,6 +464,7 @@ READERS: Mapping[str, Read] = {
     "LSTM": _recurrent,
     "MatMul": _matmul,
     "linear": _linear,
+    "padding": lambda at: Padding(at.value(), at.required(1)),
 }
 """Functions that read an operator; others cannot be imported."""
 

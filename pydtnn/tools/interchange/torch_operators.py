@@ -89,7 +89,7 @@ class AtenDraft:
             raise ValueError(f"no layer does what these operators do: {'; '.join(found)}")
         value = self.values.get(node)
         if not isinstance(value, str):
-            raise ValueError(f"output {node} must be computed from the inputs, got a constant")
+            raise ValueError(f"output {node} must be computed by layers, got a constant or a mask")
         return value
 
     def value(self, node: Any, wanted: str = "") -> str:
@@ -182,17 +182,14 @@ class AtenDraft:
         for exists in (True, False):
             fits, first = True, None
             for longest in range(keys, 0, -batch):
-                lengths = np.maximum(longest - np.arange(batch), 1)[:, None]
-                there = np.arange(keys) < lengths
+                there = np.arange(keys) < np.maximum(longest - np.arange(batch), 1)[:, None]
                 tried = (there == exists).astype(str(source.meta["val"].dtype).split(".")[1])
                 mask = terms(node).numpy()
                 mask = np.where(mask != hidden, 0.0, -np.inf) if mask.dtype == bool else mask
-                there = there.repeat(len(mask) // batch, 0)
-                there = there.reshape(len(there), *[1] * (mask.ndim - 2), keys)
-                first = mask[:1] if first is None else first
-                seen = mask > MAX_MASKED_SCORE
-                fits &= (seen == (there & (first > MAX_MASKED_SCORE))).all()
-                fits &= (np.where(seen, mask, 0) == np.where(seen, first, 0)).all()
+                low = np.where(mask > MAX_MASKED_SCORE, mask, -np.inf)
+                first = low[:1] if first is None else first
+                there = there.repeat(len(low) // batch, 0).reshape(-1, *[1] * (low.ndim - 2), keys)
+                fits &= np.array_equal(low, np.where(there, first, -np.inf))
             if fits:
                 break
         else:
@@ -463,44 +460,6 @@ def _matmul(at: AtenCall) -> str:
     return at.write("MatMul", at.value(a), at.value(b))
 
 
-def _einsum(at: AtenCall) -> str:
-    """Write the product over an axis that two operands share: with a matrix, or of attention."""
-    before, _, result = at["equation"].replace(" ", "").partition("->")
-    names, operands = before.split(","), [*at["tensors"]]
-    if len(names) == 2 and not isinstance(at.draft.values[operands[0]], str):
-        names, operands = names[::-1], operands[::-1]
-    count = max(
-        len(x.meta["val"].shape) - len(n) + 3 for x, n in zip(operands, names, strict=False)
-    )
-    *names, result = (n.replace("...", "ABCDEFGH"[:count]) for n in (*names, result))
-    both = {*names[0]} & {*names[-1]}
-    batch = [n for n in result if n in both]
-    left, right = ([n for n in result if n in part and n not in both] for part in names)
-    (summed,) = both - {*result} if len(both - {*result}) == 1 else ("",)
-    orders = [*batch, *left, summed], [*batch, summed, *right]
-    if len(right) != 1 or [sorted(n) for n in orders] != [sorted(n) for n in names]:
-        raise at.fail(f"the equation {at['equation']}")
-    (x, other), made = operands, [*batch, *left, *right]
-    known, perms = (
-        at.draft.values[other],
-        [[n.index(i) for i in o] for n, o in zip(names, orders, strict=True)],
-    )
-    x = _turned(at, at.draft.value(x), perms[0])
-    if isinstance(known, str):
-        y = at.write("MatMul", x, _turned(at, known, perms[1]))
-    elif not batch:
-        owner = at.draft.value(other).rpartition(".")[0] if other.op == "placeholder" else ""
-        y = at.write("linear", x, known.transpose(perms[1]).T, label=owner)
-    else:
-        raise at.fail(f"the equation {at['equation']}")
-    return _turned(at, y, [made.index(n) for n in result])
-
-
-def _turned(at: AtenCall, x: str, perm: list[int]) -> str:
-    """Write axes in another order."""
-    return x if perm == sorted(perm) else at.write("Transpose", x, perm=perm)
-
-
 def _baddbmm(at: AtenCall) -> str:
     at.require("beta", 1)
     at.require("alpha", 1)
@@ -737,31 +696,9 @@ def _softplus(at: AtenCall) -> str:
 
 
 def _elu(at: AtenCall) -> str:
+    at.require("scale", 1)
     at.require("input_scale", 1)
-    y = at.write("Elu", at.value("self"), alpha=float(at["alpha"]))
-    return y if at["scale"] == 1 else at.write("Mul", y, at["scale"], label=f"{at.label}.scale")
-
-
-def _selu(at: AtenCall) -> str:
-    y = at.write("Elu", at.value("self"), alpha=1.6732632423543772)
-    return at.write("Mul", y, 1.0507009873554805, label=f"{at.label}.scale")
-
-
-def _log_sigmoid(at: AtenCall) -> str:
-    return at.write("Neg", at.write("Softplus", at.write("Neg", at.value("self"))))
-
-
-def _mish(at: AtenCall) -> str:
-    x = at.value("self")
-    y = at.write("Tanh", at.write("Softplus", x, label=f"{at.label}.softplus"))
-    return at.write("Mul", x, y, label=f"{at.label}.product")
-
-
-def _glu(at: AtenCall) -> str:
-    x, (axis, rank) = at.value("self"), (at["dim"], len(at.shape()))
-    halves = [at.shape()[axis]] * 2
-    a, b = at.write("Split", x, np.array(halves), axis=axis % rank, outputs=2)
-    return at.write("Mul", a, at.write("Sigmoid", b, label=f"{at.label}.gate"))
+    return at.write("Elu", at.value("self"), alpha=float(at["alpha"]))
 
 
 def _dropout(at: AtenCall) -> str:
@@ -835,10 +772,7 @@ def _expand(at: AtenCall) -> str:
 
 def _transpose(at: AtenCall) -> str:
     axes = [*range(len(at.shape("self")))]
-    if at.has("source"):
-        marks = np.empty([n + 2 for n in axes])  # sizes tell axes apart
-        axes = [n - 2 for n in np.moveaxis(marks, at["source"], at["destination"]).shape]
-    elif at.has("dims"):
+    if at.has("dims"):
         axes = [axis % len(axes) for axis in at["dims"]]
     else:
         a, b = (at["dim0"], at["dim1"]) if at.has("dim0") else (-2, -1)
@@ -935,7 +869,7 @@ OPERATORS: Mapping[str, Write] = {
     **dict.fromkeys(("flatten", "reshape", "reshape_as", "squeeze", "unflatten"), _reshape),
     **dict.fromkeys(("unsqueeze", "view", "view_as", "_unsafe_view"), _reshape),
     **dict.fromkeys(("expand", "expand_as"), _expand),
-    **dict.fromkeys(("movedim", "permute", "t", "transpose"), _transpose),
+    **dict.fromkeys(("permute", "t", "transpose"), _transpose),
     **dict.fromkeys(("chunk", "split", "split_with_sizes"), _split),
     **dict.fromkeys(("cat", "stack"), _cat),
     **dict.fromkeys(("to", "_to_copy", "type_as"), _to),
@@ -945,12 +879,9 @@ OPERATORS: Mapping[str, Write] = {
     "baddbmm": _baddbmm,
     "batch_norm": _batch_norm,
     "dropout": _dropout,
-    "einsum": _einsum,
     "elu": _elu,
-    "selu": _selu,
     "embedding": _embedding,
     "erf": _plain("Erf"),
-    "glu": _glu,
     "gelu": lambda at: at.write("Gelu", at.value("self"), approximate=at["approximate"]),
     "hardsigmoid": _activation("hard_sigmoid"),
     "hardswish": _plain("HardSwish"),
@@ -960,10 +891,8 @@ OPERATORS: Mapping[str, Write] = {
     ),
     "linear": _linear,
     "log": _plain("Log"),
-    "log_sigmoid": _log_sigmoid,
     "log_softmax": _softmax("LogSoftmax"),
     "masked_fill": _masked,
-    "mish": _mish,
     "neg": _plain("Neg"),
     "pixel_shuffle": _shuffle,
     "pow": _power,

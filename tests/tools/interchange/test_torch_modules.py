@@ -204,7 +204,7 @@ def compare_with_module(module: Any, x: Any) -> int:
     for array, origin in origins.items():
         if "running_" in array and origin.parameters:
             expected = np.concatenate(values)[origin.places]
-            np.testing.assert_allclose(state[array].reshape(-1), expected, rtol=1e-10)
+            np.testing.assert_allclose(state[array].reshape(-1), expected, rtol=1e-10, atol=1e-14)
         elif origin.trained:
             expected = np.concatenate(flat)[origin.places]
             found = model.parameters[array].grad.reshape(-1)
@@ -224,7 +224,7 @@ def test_outputs_gradients_and_statistics_are_those_of_the_module(name):
     assert compare_with_module(module, x) == trained - unread
 
 
-SEEDS = [0, 4, 9, 14, 20, 27, 33, 39, 43, 53, 63, 73, 81, 92, 104, 117, 128, 147, 166, 188]
+SEEDS = [3, 15, 23, 33, 50, 59, 74, 85, 94, 104, 112, 120, 128, 139, 147, 156, 169, 179, 191]
 """Of random modules that are taken."""
 
 
@@ -305,6 +305,23 @@ def test_a_decoder_reads_a_sequence_of_another_length():
     assert compare_with_module(custom, xs) == trained
 
 
+def test_a_mask_of_keys_that_is_an_input_is_the_lengths_of_sequences():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).double()
+    module = Custom(lambda m, x, hidden: m.a(x, src_key_padding_mask=hidden), a=layer)
+    hidden = torch.arange(5) >= torch.tensor([[5], [3], [1]])
+    x = torch.randn(3, 5, 8).double()
+    assert compare_with_module(module, (x, hidden)) == sum(p.numel() for p in layer.parameters())
+    model = from_torch(module, (x, hidden), dtype="float64")
+    for wrong in ([0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [1] * 5):
+        with pytest.raises(ValueError, match="lengths must be whole numbers in 0..5, got"):
+            model.predict((x[:1].numpy(), np.array([wrong], "float64")))
+    both = Custom(lambda m, x, t: m.a(x, x, x, t == 0)[0] + m.b(t), a=layer.self_attn)
+    both.b = nn.Embedding(3, 8)
+    with pytest.raises(ValueError, match="1 x eq"):
+        from_torch(both.double(), (x, torch.randint(3, (3, 5))))
+
+
 def test_a_mask_that_is_the_same_for_all_samples_is_the_causal_one():
     def forward(m: Any, x: Any) -> Any:
         n, t, c = x.shape
@@ -339,16 +356,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("product", Custom(lambda m, x: F.linear(x, m.a.weight * 2), a=nn.Linear(4, 4)), "a.weight"),
     ("shared", Custom(lambda m, x: m.a(m.a(x)), a=nn.BatchNorm1d(4)), "a.weight must be read once"),
     ("average", nn.BatchNorm1d(4, momentum=None), "batch_norm with momentum=None"),
-    (
-        "equation",
-        Custom(lambda m, x: torch.einsum("nc,nc->n", x, m.a(x)), a=nn.Linear(4, 4)),
-        "nc,nc",
-    ),
     ("random", Custom(lambda m, x: x * torch.rand(4)), "which is random"),
     ("stale", Custom(_stale, a=nn.Linear(4, 4)), "relu_, which changes an array"),
     ("constant", Custom(lambda m, x: (x * 2, torch.ones(3, 4))), "got a constant"),
     ("norm", Custom(lambda m, x: m.a(x), a=nn.BatchNorm1d(4, affine=False)), "affine=False"),
-    ("mask", Attention(4, masks(3)["even"], None, True), "a mask must hide later positions"),
+    ("mask", Attention(4, masks(3)["even"], 1.0, True), "a mask must hide later positions"),
     ("clip", Custom(lambda m, x: x.clamp(-2, 3)), "Clip"),
 ]
 

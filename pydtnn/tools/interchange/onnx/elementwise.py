@@ -133,12 +133,6 @@ def _scaled(at: Reading, source: ModelArray, factors: Array, terms: Array | None
     return ModelArray(at.net.add(at.node.name, layer, wide, arrays=arrays))
 
 
-def _square(at: Reading) -> Value:
-    if (exponent := _scalar(at, at.required(1))) != 2:
-        raise at.fail(f"expected the exponent 2, or a part of an activation, got {exponent:g}")
-    return _product(at, at.value(), at.value())
-
-
 def _prelu(at: Reading) -> Value:
     slope = at.required(1)
     slopes = np.unique(slope)
@@ -179,7 +173,6 @@ ELEMENTWISE: Mapping[str, Read] = {
     "Mul": _arithmetic,
     "Neg": lambda at: replace(at.lazy(), factor=-at.lazy().factor, name=at.node.name),
     "PRelu": _prelu,
-    "Pow": _square,
     "Relu": plain(lambda at: layers.ReLU()),
     "Sigmoid": plain(lambda at: layers.Sigmoid()),
     "Softplus": plain(lambda at: layers.Softplus()),

@@ -293,21 +293,22 @@ def _attention(at: Reading, scores: Scores, v: Value) -> Value:
     options, arrays = _options(at, scores)
     own = q.shape == k.shape and scores.lengths is None
     whole = _projection(at, parts, orders, features) if own else None
-    if whole is None:
-        nodes = [
+    nodes = (
+        [whole]
+        if whole
+        else [
             at.net.arrange(x, order, (x.shape[-2], features))
             for x, order in zip(parts, orders, strict=True)
         ]
+    )
     layer = (layers.DotProductAttention if own else layers.CrossAttention)(
         _heads(scores), **options
     )
-    if whole is not None:
-        nodes = [whole]
-    elif own:
+    if own and not whole:
         nodes = [at.net.add(f"{at.node.name}.joined", layers.Concat(), *nodes)]
-    else:
+    elif not own:
         nodes[1:] = [at.net.add(f"{at.node.name}.keys", layers.Concat(), *nodes[1:])]
-        nodes += [] if scores.lengths is None else [at.net.plain(scores.lengths).source.node]
+        nodes += [at.net.plain(scores.lengths).source.node] if scores.lengths else []
     made = at.net.add(at.node.name, layer, *nodes, arrays=arrays)
     atoms = tuple(Atom(atom.size) for atom in orders[0])
     place = dict(zip(orders[0], atoms, strict=True))

@@ -72,10 +72,7 @@ ARGUMENTS = [
     (["--model=failing.py:shapes"], "Add: inputs must be two or more of equal shape, got (10, 10"),
     (["--model=failing.py:narrow"], "use one output of the model per class"),
     # files and folders
-    (
-        ["--dataset=mnist", "--dataset-options={}", "--data-dir=no"],
-        "mnist: expected train-images-idx3-ubyte, ",
-    ),
+    (["--dataset=mnist", "--dataset-options={}", "--data-dir=no"], "mnist: expected train-images-"),
     (["--output-dir=failing.py"], "--output-dir: expected a folder, got the file failing.py; ch"),
     (["--output-dir=/proc/run"], "cannot write /proc/run: "),
     (["--save=."], "--save: expected the name of a new folder, got .; name one"),

@@ -250,13 +250,6 @@ def test_each_step_of_an_allreduce_is_faster_and_the_table_of_contents_has_its_r
         assert f"(allreduce/{name}.py) | {messages} | {size} | {time} | {share} |" in text
 
 
-def test_a_ring_takes_the_time_of_its_formula(steps):
-    seconds = steps.outcome("sum_5_ring", 8).seconds
-    chunk = 8 * steps.ELEMENTS / 8
-    expected = 14 * (steps.LATENCY + chunk / steps.BANDWIDTH) + 7 * chunk * steps.ADD
-    assert seconds == pytest.approx(expected, rel=1e-2)
-
-
 RUNGS = sorted(path for path in (FOLDER / "kernels").glob("*_*.c"))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import measure, side_by_side
+from tests import side_by_side
 from tests.conftest import repeating
 from tests.each import each
 from tests.side_by_side import SideBySide
@@ -116,22 +116,6 @@ def test_files_with_errors_are_named_and_nothing_runs(pytester):
     done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
     assert (done.ret, plugin.failed) == (pytest.ExitCode.INTERRUPTED, {"test_a.py": ""})
     assert not done.listoutcomes()[0]
-
-
-SLOW_FILE = """
-import time, pytest
-@pytest.mark.measure
-def test_slow(): time.sleep(0.02)
-"""
-
-
-@pytest.mark.parametrize(("budget", "status"), [(100, 0), (0.001, 1)])
-def test_a_file_far_over_its_budget_fails(budget, status, pytester, monkeypatch):
-    monkeypatch.setattr(measure, "DEFAULT_BUDGET_S", budget)
-    pytester.makeini("[pytest]\nmarkers = measure: is slow")
-    pytester.makepyfile(test_slow=SLOW_FILE)
-    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[measure.Budgets()])
-    assert done.ret == status
 
 
 def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed():

@@ -66,10 +66,7 @@ def test_the_shipped_plan_has_what_the_protocol_asks_for():
         (("steps: 3", "steps: many"), "steps: expected a whole number from 1, got 'many'"),
         ((SMALL, "1"), "expected entries"),
         (("batch: 4", "batch: 4\nepochs: 2"), "expected both `data` and `epochs`"),
-        (
-            ("ranks: [1]", "ranks: [3]\nstrong: true"),
-            "batch: expected a multiple of 3 ranks, got 4",
-        ),
+        (("ranks: [1]", "ranks: [3]\nstrong: true"), "expected a multiple of 3 ranks, got 4"),
         (("[mlp]", "[mlp]\ndata: digits\nepochs: 1"), "expected a network for samples of digits"),
         (("[mlp]", "[resnet20]\ndata: digits\nepochs: 1"), "expected networks without batch norm"),
         (("batch: 4", "hosts: 2"), "expected a rate such as 1gbit"),

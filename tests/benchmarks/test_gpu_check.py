@@ -15,11 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-c")
 
 
-@pytest.fixture(autouse=True)
-def no_bytecode(monkeypatch):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-
-
 def part(name, code="pass", **options):
     from tests.gpu_check.parts import Part
 

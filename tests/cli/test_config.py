@@ -31,19 +31,10 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"warmup_epochs": 4}, "--warmup-epochs must be below --epochs 4, got 4"),
         ({"evaluate_only": True}, "--evaluate-only requires --load or --resume"),
         ({"comm": "nccl"}, "--comm nccl requires --device cuda"),
-        (
-            {"cuda_aware": True, "comm": "mpi"},
-            "--comm cuda_aware requires --device cuda --comm mpi",
-        ),
-        (
-            {"cuda_aware": True, "device": "cuda"},
-            "--comm cuda_aware requires --device cuda --comm mpi",
-        ),
+        ({"cuda_aware": True, "comm": "mpi"}, "cuda_aware requires --device cuda --comm mpi"),
+        ({"cuda_aware": True, "device": "cuda"}, "cuda_aware requires --device cuda --comm mpi"),
         (RING, "--allreduce ring with --device cuda requires --comm mpi"),
-        (
-            RING | {"comm": "mpi", "cuda_aware": True},
-            "combined with --allreduce ring; omit one",
-        ),
+        (RING | {"comm": "mpi", "cuda_aware": True}, "combined with --allreduce ring; omit one"),
         ({"tf32": True, "device": "numpy"}, "--device tf32 requires --device cuda --dtype float32"),
         ({"tf32": True, "device": "cuda", "dtype": "bfloat16"}, "requires --device cuda --dtype"),
         ({"shards": 3}, "--exact shards requires --exact"),
@@ -51,10 +42,7 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"plateau_factor": 0.5}, "--schedule plateau_factor requires --schedule plateau"),
         ({"tensorboard_histograms": 2}, "--tensorboard histograms requires --tensorboard"),
         ({"plan": "filter"}, "--plan requires --parallel"),
-        (
-            {"checkpoint_every": "5min", "checkpoint_steps": 3},
-            "combined with --checkpoint-every steps",
-        ),
+        ({"checkpoint_every": "5min", "checkpoint_steps": 3}, "with --checkpoint-every steps"),
         ({"buddy_interval": "2 epochs", "survive": True}, "must be a time, steps or auto, got"),
         ({"parallel": "auto", "plan": "filter"}, "--plan cannot be combined with --parallel auto"),
         # features of training, as a trainer refuses them

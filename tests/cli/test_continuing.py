@@ -94,10 +94,7 @@ def test_a_folder_without_a_run_names_the_runs_beside_it_newest_first(runs, caps
 @each(
     ("content", "words"),
     [
-        (
-            "{",
-            "is damaged: it cannot be parsed; set the options of the run, and --output-dir runs/",
-        ),
+        ("{", "is damaged: it cannot be parsed; set the options of the run, and --output-dir"),
         ("[" * 100000, "run.json is damaged: it cannot be parsed"),
         ("[]", "run.json is damaged: it must contain an object; set the options of the run"),
         ('{"configuration": 3}', "contains no options of a run"),

@@ -75,14 +75,8 @@ EXACT = {"exact": True, "global_batch_size": 8}
     [
         ({"scheme": "local_sgd", "scheme_options": {"perod": 3}}, "'perod'; did you mean 'period'"),
         ({"scheme": "local_sgd", "scheme_options": {"period": 0}}, "period must be at least 1"),
-        (
-            {"scheme_options": {"overlap": False}},
-            "overlap is not one of its options; use --scheme overlap",
-        ),
-        (
-            {"scheme": "gossip", "overlap": False},
-            "--scheme overlap: gossip has no parameter `overlap`",
-        ),
+        ({"scheme_options": {"overlap": False}}, "not one of its options; use --scheme overlap"),
+        ({"scheme": "gossip", "overlap": False}, "overlap: gossip has no parameter `overlap`"),
         ({"compress": "top_k", "compress_options": {"share": 2}}, "share must be"),
         ({"compress_options": {"share": 0.1}}, "--compress options requires --compress"),
         ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),

@@ -56,10 +56,7 @@ def help_page(capsys: pytest.CaptureFixture[str], *section: str) -> str:
         (["--augment="], {"augment": ""}),
         (["--epochs=3", "--epochs=4"], {"epochs": 4}),
         # options in the value of another one
-        (
-            ["--model=resnet20:shortcut=A"],
-            {"model": "resnet20", "model_options": {"shortcut": "A"}},
-        ),
+        (["--model=resnet8:shortcut=A"], {"model": "resnet8", "model_options": {"shortcut": "A"}}),
         (
             ["--model", "own.py:net:widths=[1, 2],mode=a:b", "--model=:mode=c,text='x y'"],
             {"model": "own.py:net"}

@@ -345,11 +345,7 @@ class CommunicatorContract:
             (ValueError, "none below 0", lambda comm, x: comm.allgather(x, [1, -1], x)),
             (ValueError, "with a sum", lambda comm, x: comm.allgather(x, [1] * comm.size, x[:0])),
             (ValueError, "a part of 1", lambda comm, x: comm.allgather(x[:0], [1] * comm.size, x)),
-            (
-                TypeError,
-                "type",
-                lambda comm, x: comm.allgather(x[:1], [1] * comm.size, x > 0),
-            ),
+            (TypeError, "type", lambda comm, x: comm.allgather(x[:1], [1] * comm.size, x > 0)),
             (ValueError, "overlap", lambda comm, x: comm.reduce_scatter(x, [1] * comm.size, x[:1])),
         ],
     )

@@ -185,11 +185,7 @@ def in_place(x: np.ndarray, context: Context) -> tuple[np.ndarray, ...]:
 @each(
     ("compress", "error", "words"),
     [
-        (
-            lambda x, context: x,
-            TypeError,
-            r"got an array of shape .*; for one array return \(array,",
-        ),
+        (lambda x, context: x, TypeError, r"an array of shape .*; for one array return \(array,"),
         (lambda x, context: None, TypeError, "got an object of type NoneType"),
         (lambda x, context: (x, 3), TypeError, "a tuple of .an array .*, an object of type int"),
         (lambda x, context: (x[None],), TypeError, r"got a tuple of .* shape \(1, \d+\)"),

@@ -57,7 +57,7 @@ BROKEN = [
     ((doubling_without_folding, 3), "^round 1 of rank 1 .* other 2 ranks of the group .* got 3"),
     (
         ([[(add(1, ALL),)], []],),
-        r"^round 0 of rank 0 receives \[0, 1\) from rank 1, which sends no further message; add",
+        r"^round 0 of rank 0 receives \[0, 1\) from rank 1, which sends no",
     ),
     (
         ([[(send(1, FIRST), add(1, FIRST))], [(send(0, FIRST), add(0, FIRST))]],),
@@ -71,10 +71,7 @@ BROKEN = [
         ([[(send(1, ALL), receive(1, ALL))], [(send(0, ALL), receive(0, ALL))]],),
         r"^round 0 of rank 0 copies \[0, 1\) from rank 1 over \[0, 1\), which it is sending",
     ),
-    (
-        ([[(MessageStep(1, None, ALL, "max"),)], [(send(0, ALL),)]],),
-        "op must be 'sum' or 'copy', got 'ma",
-    ),
+    (([[(MessageStep(1, None, ALL, "max"),)], [(send(0, ALL),)]],), "op must be 'sum' or 'copy'"),
     (
         ([[], [(MessageStep(0, None, None, "copy"),)]],),
         "^round 0 of rank 1 has a step with rank 0 that neither sends nor receives; remove it",

@@ -231,11 +231,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (mine(dx=lambda self, dy, x: np.multiply(dy, 2 * x, out=dy)), IMAGE, "dy is overwritten, alth"),
     (mine(saves=()), IMAGE, r"its input is still referenced after forward, but `saves` is \(\)"),
     (SavesOutput(), IMAGE, "its output is still referenced after forward, but `saves` is"),
-    (
-        mine(y=lambda self, x: x, dx=lambda self, dy, x: dy * 1),
-        IMAGE,
-        "the output shares memory with input 0, despite `new_results`",
-    ),
+    (mine(y=lambda self, x: x, dx=lambda self, dy, x: dy * 1), IMAGE, "output shares memory with"),
     (
         mine(may_overwrite=(), y=lambda self, x: x * 1, dx=lambda self, dy, x: dy),
         IMAGE,
@@ -252,11 +248,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
         "the gradient of input 1 shares memory .* or with another",
     ),
     (mine(views=("output",)), IMAGE, "the output is not a view of the input"),
-    (
-        mine(dx=lambda self, dy, x: 2 * x * dy),
-        IMAGE,
-        "backward must overwrite dy if `overwrites_dy",
-    ),
+    (mine(dx=lambda self, dy, x: 2 * x * dy), IMAGE, "must overwrite dy if `overwrites_dy"),
     (  # its derivative needs the input, which it says may be overwritten
         mine(may_overwrite=("input",), y=lambda self, x: np.square(x, out=self.output_like(x))),
         IMAGE,

@@ -89,23 +89,14 @@ RNG = np.random.default_rng(0)
 BROKEN_LOSSES = [
     (Mean(), r"sum of the results for shards .* \(sums over samples, not means\), is wrong"),
     (Changed(lambda value, y, scale: (value if len(y) else np.nan, 1)), "for no samples is wrong"),
-    (
-        Changed(lambda value, y, scale: (value, 0.5)),
-        r"the gradient at \(\d, \d\) is wrong",
-    ),
+    (Changed(lambda value, y, scale: (value, 0.5)), r"the gradient at \(\d, \d\) is wrong"),
     (Changed(lambda value, y, scale: (value, 1 + 1e-3 * (len(y) < 5))), "the gradient of a shard"),
     (Changed(lambda value, y, scale: (value, 1 / scale)), "the gradient with scale 0.375 is wrong"),
     (Changed(lambda value, y, scale: (scale * value, 1)), "the loss, of which scale is not a fac"),
     (Changed(lambda value, y, scale: (np.full(len(y), value), 1)), "it must return one number"),
-    (
-        Changed(lambda value, y, scale: (value, [1, 1, np.nan])),
-        "to the whole of `out`, got N",
-    ),
+    (Changed(lambda value, y, scale: (value, [1, 1, np.nan])), "to the whole of `out`, got N"),
     (ChangesPredictions(), "the predictions are changed; compute on a copy"),
-    (
-        Changed(lambda value, y, scale: (value * RNG.uniform(), 1)),
-        "the result must be the same if",
-    ),
+    (Changed(lambda value, y, scale: (value * RNG.uniform(), 1)), "the result must be the same if"),
     (Imprecise(), "the loss in float32 is wrong"),
     (ChecksNothing(), "targets of 4 samples for predictions of 5 must raise ValueError"),
 ]

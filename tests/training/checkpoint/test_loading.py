@@ -179,10 +179,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
         put("parts", "model", 0, "arrays", value=["head.x"]),
         "arrays.safetensors does not contain the array model/head.x",
     ),
-    (
-        put("parts", "optimizer", 0, "arrays", value=[]),
-        "an array that belongs to no part, optimizer/velocity/",
-    ),
+    (put("parts", "optimizer", 0, "arrays", value=[]), "belongs to no part, optimizer/velocity/"),
     (put(*VALUES, "iterations", value=math.inf), "optimizer: iterations mu"),
     (drop(*TRAINER, "history"), "trainer: history must be"),
     (put("local", value=["exchange"]), "the mesh of"),

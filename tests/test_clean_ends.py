@@ -95,10 +95,7 @@ def test_a_signal_ends_all_ranks_after_the_same_step(number, to, options, tmp_pa
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [
-        ("--parallel=pipeline=3",),
-        ("--exact", "--shards=3", "--checkpoint-steps=3", "--ema=0.9"),
-    ],
+    [("--parallel=pipeline=3",), ("--exact", "--shards=3", "--checkpoint-steps=3", "--ema=0.9")],
     ids=" ".join,
 )
 def test_schemes_and_networks_that_are_cut_end_after_the_same_step(options, tmp_path):

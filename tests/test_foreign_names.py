@@ -137,14 +137,8 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "trainer.logs['loss']": (KeyError, "before the first step"),
     "trainer.fit(X, Y)": (TypeError, r"ndarray; use ArrayDataset\(x, y\)"),
     "trainer.fit([(X[0], 0)])": (TypeError, "list; use ArrayDataset.*Dataset with read"),
-    "trainer.fit(torch.DataLoader())": (
-        TypeError,
-        "DataLoader; use ArrayDataset.*with read",
-    ),
-    "trainer.fit(pandas.DataFrame())": (
-        TypeError,
-        "DataFrame; use ArrayDataset.*of a frame",
-    ),
+    "trainer.fit(torch.DataLoader())": (TypeError, "DataLoader; use ArrayDataset.*with read"),
+    "trainer.fit(pandas.DataFrame())": (TypeError, "DataFrame; use ArrayDataset.*of a frame"),
     "trainer.fit(loader)": (TypeError, "Loader; use ArrayDataset.*Dataset with read"),
     "dataset[:3]": (TypeError, r"dataset.subset\(indices\)"),
     "dataset[12]": (IndexError, r"in 0\.\.11, got 12"),
@@ -272,8 +266,7 @@ def test_an_image_whose_channels_come_first_is_warned_of_and_others_are_not():
 
 
 @each(
-    ("last", "loss"),
-    [(layers.Softmax, "cross_entropy"), (layers.Sigmoid, "binary_cross_entropy")],
+    ("last", "loss"), [(layers.Softmax, "cross_entropy"), (layers.Sigmoid, "binary_cross_entropy")]
 )
 def test_probabilities_for_a_loss_of_logits_are_warned_of(last, loss):
     model = Model(Sequential(Linear(3), last()), (4,), backend="numpy")

@@ -25,10 +25,7 @@ from tests.each import each
 from tests.test_imports import modules_in_order, names_of_tests, python
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = {
-    ROOT: {"build", "dist", "gpu-check", "runs"},
-    ROOT / "docs": {"api", "project"},
-}
+MADE = {ROOT: {"build", "dist", "gpu-check", "runs"}, ROOT / "docs": {"api", "project"}}
 """What commands write into folders of a checkout."""
 
 

@@ -13,13 +13,7 @@ from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
-from tests.small_training import (
-    Recorder,
-    checksums,
-    small_data,
-    small_fit,
-    small_trainer,
-)
+from tests.small_training import Recorder, checksums, small_data, small_fit, small_trainer
 
 
 def best_of(epochs: int) -> dict[str, np.ndarray]:

@@ -4,13 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pydtnn.comm.waiting import (
-    VARIABLE,
-    call_asleep,
-    number_of_tests,
-    sleep_until,
-    sleeps,
-)
+from pydtnn.comm.waiting import VARIABLE, call_asleep, number_of_tests, sleep_until, sleeps
 from tests.each import each
 
 

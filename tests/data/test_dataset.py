@@ -27,11 +27,7 @@ def test_a_subset_reads_the_chosen_samples_in_the_order_given(images):
 
 def data_of_every_kind(images: ArrayDataset, folder: Path) -> list[Dataset]:
     """Data sets with 16 samples at least, of each class that reads by index."""
-    made = [
-        images,
-        images.subset(range(20)),
-        Synthetic(30, shape=(8, 8, 3)),
-    ]
+    made = [images, images.subset(range(20)), Synthetic(30, shape=(8, 8, 3))]
     return [*made, TokenDataset(np.arange(200), 4), load_folder(data_dir=write_images(folder))[0]]
 
 

@@ -1,11 +1,6 @@
 import numpy as np
 
-from pydtnn.data.order import (
-    assign_shards,
-    below,
-    permutation,
-    rank_slice,
-)
+from pydtnn.data.order import assign_shards, below, permutation, rank_slice
 from tests.each import each
 
 

@@ -309,10 +309,7 @@ def dgc(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.apply([total] * len(grads))
 
 
-COMPRESSED: dict[str, Callable[[Ranks, Array, Array], None]] = {
-    "sign_vote": sign_vote,
-    "dgc": dgc,
-}
+COMPRESSED: dict[str, Callable[[Ranks, Array, Array], None]] = {"sign_vote": sign_vote, "dgc": dgc}
 """The same of all-reduce with a compressor; `sizes` are the lengths of buckets, by default one."""
 
 STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {

@@ -468,10 +468,7 @@ MAKERS: dict[str, Any] = {
     "update.watch": (steering, call("d totals", "d alive", "d go")),
     "update.rescale": (steering, call("d scale", "d good", "d go", interval=2)),
     "update.clip_factor": (steering, call("d square", 2.0)),
-    "update.trust": (
-        steering,
-        call("d square", "d square", "d other", factor=0.5, decay=0.25),
-    ),
+    "update.trust": (steering, call("d square", "d square", "d other", factor=0.5, decay=0.25)),
 }
 """Arrays and calls of each kernel that a GPU has, too; convolutions have tests of their own."""
 
@@ -528,10 +525,7 @@ OF_THE_HOST: dict[str, Any] = {
         call("x", "x dy", "geometry", out="t dw"),
         call("x", "x dy", "geometry", out="t more", accumulate=True),
     ),
-    "conv.backward": (
-        convolution,
-        call("x", "x dy", "x w", "geometry", dx="x dx", dw="t dw"),
-    ),
+    "conv.backward": (convolution, call("x", "x dy", "x w", "geometry", dx="x dx", dw="t dw")),
 }
 """Those that the GPU has no kernels for, or that have tests of their own there."""
 

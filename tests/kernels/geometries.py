@@ -78,10 +78,7 @@ AWKWARD = {
     "depthwise, 7 by 7": (9, depthwise((7, 7), 71, (3, 3), 1, 1)),
     "depthwise, stride 2, even": (3, depthwise((14, 16), 35, (3, 3), 2, 1)),
     "depthwise, stride 2, odd": (3, depthwise((13, 15), 33, (3, 3), 2, 1)),
-    "depthwise, padding at the end": (
-        2,
-        depthwise((16, 12), 18, (3, 3), 2, ((0, 1), (0, 1))),
-    ),
+    "depthwise, padding at the end": (2, depthwise((16, 12), 18, (3, 3), 2, ((0, 1), (0, 1)))),
     "depthwise, 5 by 5": (3, depthwise((11, 17), 19, (5, 5), 1, 2)),
     "depthwise, 7 by 4": (2, depthwise((9, 19), 6, (7, 4), 1, ((3, 3), (2, 1)))),
     "depthwise, stride 3 beyond the kernel": (2, depthwise((17, 16), 9, (2, 2), 3)),
@@ -178,10 +175,7 @@ VOLUMES = {
     "volume, primes": (3, geometry((7, 5, 11), 5, 19, (3, 5, 2), padding=((2, 0), (0, 3), (1, 1)))),
     "volume, pointwise": (2, geometry((3, 5, 4), 17, 33, (1, 1, 1))),
     "volume, taps along the depth only": (2, geometry((7, 3, 4), 6, 8, (5, 1, 1))),
-    "volume, plane": (
-        2,
-        geometry((1, 8, 9), 16, 16, (1, 3, 3), padding=((0, 0), (1, 1), (1, 1))),
-    ),
+    "volume, plane": (2, geometry((1, 8, 9), 16, 16, (1, 3, 3), padding=((0, 0), (1, 1), (1, 1)))),
     "volume, stride 2": (2, geometry((7, 8, 9), 6, 10, (3, 3, 3), 2, 1)),
     "volume, stride 3 beyond the kernel": (2, geometry((11, 8, 9), 4, 5, (2, 2, 2), 3)),
     "volume, depths that nothing reads": (2, geometry((10, 6, 5), 3, 4, (1, 2, 2), 4)),
@@ -192,17 +186,11 @@ VOLUMES = {
     "volume, depthwise": (2, depthwise((5, 6, 4), 9, (3, 3, 3), 1, 1)),
     "volume, depthwise, one channel": (2, geometry((4, 5, 6), 1, 3, (3, 2, 3), padding=1)),
     "volume, depthwise, no volume": (0, depthwise((4, 5, 6), 3, (3, 3, 3), 1, 1)),
-    "volume, filters of a channel": (
-        2,
-        geometry((5, 6, 7), 5, 15, (3, 3, 3), 1, 1, groups=5),
-    ),
+    "volume, filters of a channel": (2, geometry((5, 6, 7), 5, 15, (3, 3, 3), 1, 1, groups=5)),
     "volume, depthwise, stride 2": (2, depthwise((9, 8, 7), 17, (3, 3, 3), 2, 1)),
     "volume, depthwise, stride 3, even": (2, depthwise((11, 8, 9), 4, (2, 2, 2), 3)),
     "volume, depthwise, dilation": (2, depthwise((8, 7, 9), 6, (3, 2, 3), 2, 2, 2)),
-    "volume, uneven": (
-        3,
-        depthwise((7, 5, 11), 19, (3, 5, 2), 1, ((2, 0), (0, 3), (1, 1))),
-    ),
+    "volume, uneven": (3, depthwise((7, 5, 11), 19, (3, 5, 2), 1, ((2, 0), (0, 3), (1, 1)))),
     "volume, far padding": (2, depthwise((3, 2, 3), 4, (2, 2, 2), 1, 3)),
     "volume, one row": (2, geometry((6, 1, 7), 4, 5, (3, 1, 3), padding=((1, 1), (0, 0), (1, 1)))),
 }

@@ -125,10 +125,7 @@ def test_kernels_agree_with_the_reference(cpu_backend, rng, size, options, dtype
 
 
 @each("options", OPTIONS[:4])
-@each(
-    "size, bounds",
-    [((2, 13, 3, 5), (0, 4, 5, 11, 13)), ((1, 300, 1, 33), (0, 61, 190, 300))],
-)
+@each("size, bounds", [((2, 13, 3, 5), (0, 4, 5, 11, 13)), ((1, 300, 1, 33), (0, 61, 190, 300))])
 def test_blocks_of_queries_and_keys_are_parts_of_the_whole(cpu_backend, rng, size, bounds, options):
     causal, options = "causal" in options, given(options, size)
     (samples, length, heads, width), arrays = size, operands(rng, size)

@@ -6,13 +6,7 @@ import pytest
 from pydtnn.kernels.cpu.conv import candidates
 from tests.each import each
 from tests.kernels.geometries import geometry
-from tests.kernels.test_conv import (
-    REFERENCE,
-    cast,
-    directions,
-    operands,
-    run,
-)
+from tests.kernels.test_conv import REFERENCE, cast, directions, operands, run
 
 ERRORS = [
     *((((size, size), 16 * 32 // size, (3, 3), 1), (3, 1.1)) for size in (32, 16, 8)),

@@ -13,15 +13,7 @@ from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import HorizontalFlip, RandomCrop
 from pydtnn.kernels import create_backend
-from pydtnn.layers import (
-    BatchNorm,
-    Conv2d,
-    GlobalAvgPool2d,
-    Linear,
-    ReLU,
-    Residual,
-    Sequential,
-)
+from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Residual, Sequential
 from pydtnn.layers.blocks import Net
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam, Optimizer

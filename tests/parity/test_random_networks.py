@@ -12,15 +12,7 @@ from hypothesis import assume
 from pydtnn import layers
 from pydtnn.layers import Layer, StepContext
 from pydtnn.model import Model
-from tests.parallel.trajectories import (
-    LR,
-    MOMENTUM,
-    STEPS,
-    Data,
-    Expected,
-    Record,
-    randomize,
-)
+from tests.parallel.trajectories import LR, MOMENTUM, STEPS, Data, Expected, Record, randomize
 from tests.random_cases import Case
 from tests.random_networks import NUMPY, Network, OwnConv, Turned, for_each_network
 

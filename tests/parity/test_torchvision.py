@@ -89,11 +89,7 @@ def outputs(model: Model, x: np.ndarray) -> list[np.ndarray]:
 
 def their_outputs(module: Any, x: np.ndarray) -> list[np.ndarray]:
     """Outputs, with those of the auxiliary heads, which torchvision computes in training only."""
-    heads = {
-        "aux1": "inception4a",
-        "aux2": "inception4d",
-        "AuxLogits": "Mixed_6e",
-    }
+    heads = {"aux1": "inception4a", "aux2": "inception4d", "AuxLogits": "Mixed_6e"}
     found: dict[str, Any] = {}
     handles = [
         getattr(module, source).register_forward_hook(

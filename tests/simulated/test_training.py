@@ -41,10 +41,7 @@ def agrees(network: Callable[[], Any], *, eager: bool = True, **options: Any) ->
 
 
 @each("network", NETWORKS)
-@each(
-    "options",
-    [{}, {"fuse": False, "eager": False}, {"graph": False, "eager": False}],
-)
+@each("options", [{}, {"fuse": False, "eager": False}, {"graph": False, "eager": False}])
 def test_networks(network, options):
     graph = agrees(NETWORKS[network], **options)
     assert "not asked for" in graph if "graph" in options else graph == GRAPH

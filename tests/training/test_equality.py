@@ -16,12 +16,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.compression import PowerSGD
-from pydtnn.parallel.schemes import (
-    AllReduce,
-    LocalSGD,
-    ShardedOptimizer,
-    StaleGradients,
-)
+from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer, StaleGradients
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils.errors import AgreedError
 from tests.comm.devices import TRANSPORTS, device_of, reference_on

@@ -359,10 +359,7 @@ def test_stages_combine_with(schedule, options):
 
 @each(
     ("dtype", "schedule", "scheme"),
-    [
-        ("float32", "1f1b", ShardedParameters),
-        ("float64", "interleaved", AllReduce),
-    ],
+    [("float32", "1f1b", ShardedParameters), ("float64", "interleaved", AllReduce)],
 )
 def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(dtype, schedule, scheme):
     def rank(comm: Communicator, scheme: Any) -> dict[str, np.ndarray]:

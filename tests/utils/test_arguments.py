@@ -14,16 +14,7 @@ import pytest
 from pydtnn import callbacks, layers, losses, metrics
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.comm import Serial
-from pydtnn.layers import (
-    Concat,
-    Conv2d,
-    Layer,
-    LayerNorm,
-    Linear,
-    ReLU,
-    Sequential,
-    initializers,
-)
+from pydtnn.layers import Concat, Conv2d, Layer, LayerNorm, Linear, ReLU, Sequential, initializers
 from pydtnn.losses import Loss
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.schemes import LocalSGD

@@ -13,10 +13,7 @@ pytestmark = pytest.mark.tools
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@each(
-    ("name", "home"),
-    [*MOVED.items(), ("pydtnn.testing.plan", "pydtnn.tools.testing.plan")],
-)
+@each(("name", "home"), [*MOVED.items(), ("pydtnn.testing.plan", "pydtnn.tools.testing.plan")])
 def test_a_former_name_is_the_module_of_today(name, home):
     assert import_module(name) is import_module(home)
     assert import_module(home).__spec__.name == home

@@ -15,13 +15,7 @@ import pytest
 
 from pydtnn.comm.monitor.links import is_first, line
 from pydtnn.comm.monitor.monitor import HostMonitor
-from pydtnn.comm.monitor.ranks import (
-    EndedEarlyError,
-    Kills,
-    RankConnection,
-    accept_ranks,
-    explain,
-)
+from pydtnn.comm.monitor.ranks import EndedEarlyError, Kills, RankConnection, accept_ranks, explain
 from pydtnn.comm.monitor.slots import SLOT, Facts, Slot
 from tests.each import each
 

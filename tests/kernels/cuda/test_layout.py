@@ -56,10 +56,7 @@ def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows):
 
 
 def test_constants_are_those_of_the_sources():
-    for name, value, file in (
-        ("THREADS", THREADS, "element.cuh"),
-        ("WARP", WARP, "element.cuh"),
-    ):
+    for name, value, file in (("THREADS", THREADS, "element.cuh"), ("WARP", WARP, "element.cuh")):
         assert re.search(rf"\b{name} = {value}\b", (SOURCES / file).read_text())
     for file, value in (
         ("elementwise.cu", elementwise.FLIGHT),

@@ -8,14 +8,7 @@ import pytest
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import ElasticAveraging
 from pydtnn.training.trainer import Trainer
-from tests.parallel.schemes.course import (
-    assert_close,
-    data,
-    fit,
-    simulate,
-    train,
-    trainer_of,
-)
+from tests.parallel.schemes.course import assert_close, data, fit, simulate, train, trainer_of
 from tests.small_training import Recorder
 
 

@@ -10,12 +10,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import Gossip
 from pydtnn.parallel.schemes.gossip import GRAPHS
 from tests.each import each
-from tests.parallel.schemes.course import (
-    assert_close,
-    simulate,
-    train,
-    trainer_of,
-)
+from tests.parallel.schemes.course import assert_close, simulate, train, trainer_of
 
 
 def matrix(graph: str, size: int, step: int) -> np.ndarray:

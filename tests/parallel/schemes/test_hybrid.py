@@ -22,13 +22,7 @@ from pydtnn.tools.testing import check_scheme
 from pydtnn.training.mesh import choose_exchange
 from pydtnn.utils.errors import RankError
 from tests.each import each
-from tests.parallel.schemes.course import (
-    RULES,
-    assert_close,
-    fit,
-    train_serially,
-    trainer_of,
-)
+from tests.parallel.schemes.course import RULES, assert_close, fit, train_serially, trainer_of
 from tests.parallel.schemes.test_sharded_parameters import train
 from tests.small_mesh import assert_equal_states, mesh_fit, mesh_trainer, on_ranks
 from tests.small_run import TINY
@@ -95,10 +89,7 @@ def test_every_division_computes_what_one_rank_does(ranks, copies, rule):
         assert_close(ours, train_serially(RULES[rule](), 2))
 
 
-@each(
-    "axes",
-    [{"data": 2, "shard": 2, "filter": 2}, {"shard": 2, "pipeline": 2}],
-)
+@each("axes", [{"data": 2, "shard": 2, "filter": 2}, {"shard": 2, "pipeline": 2}])
 def test_the_axis_shard_is_one_of_samples(axes):
     norm = "pipeline" not in axes
 

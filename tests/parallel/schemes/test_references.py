@@ -13,13 +13,7 @@ from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.optimizers import SGD, Adam, AdamW
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import (
-    DiLoCo,
-    Gossip,
-    OneBitAdam,
-    StreamingDiLoCo,
-    create_scheme,
-)
+from pydtnn.parallel.schemes import DiLoCo, Gossip, OneBitAdam, StreamingDiLoCo, create_scheme
 from pydtnn.tools.testing import check_scheme
 from tests.each import each
 from tests.fuzz.reference_training import COMPRESSED, STEPS, Ranks, Rule

@@ -18,21 +18,8 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
 from pydtnn.training.trainer import Trainer
 from tests.each import each
-from tests.parallel.schemes.course import (
-    BATCH,
-    CASES,
-    checksum,
-    data,
-    train,
-    trainer_of,
-)
-from tests.small_training import (
-    Recorder,
-    checksums,
-    fingerprint,
-    small_fit,
-    small_trainer,
-)
+from tests.parallel.schemes.course import BATCH, CASES, checksum, data, train, trainer_of
+from tests.small_training import Recorder, checksums, fingerprint, small_fit, small_trainer
 
 every_scheme = each(("name", "options"), CASES)
 

@@ -5,13 +5,7 @@ import pytest
 
 from pydtnn.optimizers import LAMB, Adam
 from pydtnn.parallel.schemes import ShardedOptimizer
-from tests.parallel.schemes.course import (
-    RULES,
-    assert_close,
-    train,
-    train_serially,
-    trainer_of,
-)
+from tests.parallel.schemes.course import RULES, assert_close, train, train_serially, trainer_of
 
 
 @pytest.mark.threads(1, 2, 3)

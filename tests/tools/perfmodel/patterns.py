@@ -5,15 +5,7 @@ from __future__ import annotations
 from math import isqrt
 
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
-from pydtnn.comm.schedules.steps import (
-    ALL,
-    Group,
-    MessageStep,
-    Rounds,
-    part,
-    receive,
-    send,
-)
+from pydtnn.comm.schedules.steps import ALL, Group, MessageStep, Rounds, part, receive, send
 
 
 def alltoall(group: Group) -> Rounds:

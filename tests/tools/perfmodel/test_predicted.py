@@ -16,12 +16,7 @@ from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.tools.perfmodel import job, predicted
 from pydtnn.tools.perfmodel.platform import FOLDER, Platform
-from pydtnn.tools.perfmodel.predicted import (
-    MIN_STEPS,
-    Predicted,
-    no_formula,
-    predict,
-)
+from pydtnn.tools.perfmodel.predicted import MIN_STEPS, Predicted, no_formula, predict
 from pydtnn.train import main
 from tests.each import each
 from tests.small_run import TINY, TRAIN
@@ -223,11 +218,7 @@ VALUES: dict[str, Any] = {
 }
 """Another value of each option; of switches the other one."""
 
-NEEDS = {
-    "shards": "--exact",
-    "scheme_options": "--scheme: overlap is not",
-    "disturb": "--virtual",
-}
+NEEDS = {"shards": "--exact", "scheme_options": "--scheme: overlap is not", "disturb": "--virtual"}
 """Options of others, which the prediction refuses."""
 
 NO_EFFECT: dict[str, tuple[str, ...]] = {

@@ -42,10 +42,7 @@ def test_a_kind_is_selected_and_a_failure_names_its_case(pytester):
     pytester.makepyfile(NUMBERS)
     result = pytester.runpytest("--fuzz-minutes", "1", "--fuzz-kind", "numbers")
     result.stdout.fnmatch_lines(
-        [
-            "It failed. Again: pytest '*test_numbers_are_small' --fuzz-case 3",
-            "numbers: 3 cases*",
-        ]
+        ["It failed. Again: pytest '*test_numbers_are_small' --fuzz-case 3", "numbers: 3 cases*"]
     )
     result.assert_outcomes(failed=1, deselected=2)
     result = pytester.runpytest("--fuzz-minutes", "0", "--fuzz-kind", "all")

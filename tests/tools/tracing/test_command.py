@@ -113,10 +113,7 @@ def test_the_comparison_is_sorted_by_difference(folder, capsys):
 
 @pytest.mark.parametrize(
     ("format", "files"),
-    [
-        ("chrome", ["trace.json"]),
-        ("paraver", [f"trace{end}" for end in (".pcf", ".prv", ".row")]),
-    ],
+    [("chrome", ["trace.json"]), ("paraver", [f"trace{end}" for end in (".pcf", ".prv", ".row")])],
 )
 def test_an_export_writes_into_the_folder_of_the_trace(folder, tmp_path, capsys, format, files):
     before = {*(folder / "run").iterdir()}

@@ -12,12 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
-from pydtnn.training.checkpoint import (
-    content,
-    load_checkpoint,
-    read_weights,
-    save_checkpoint,
-)
+from pydtnn.training.checkpoint import content, load_checkpoint, read_weights, save_checkpoint
 from tests.each import each
 from tests.kernels.hash64 import hash64
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained

@@ -79,10 +79,7 @@ def test_the_communicator_of_a_rank_is_found():
     assert create_communicator().size == 1
 
 
-@each(
-    ("hosts", "seconds"),
-    [("ab", 0.1001), ("aa", 0.001251), ("aabb", 0.2001), ("abcd", 0.1001)],
-)
+@each(("hosts", "seconds"), [("ab", 0.1001), ("aa", 0.001251), ("aabb", 0.2001), ("abcd", 0.1001)])
 def test_a_message_takes_latency_and_the_bandwidth_of_a_card_that_hosts_share(hosts, seconds):
     half = len(hosts) // 2
 

@@ -25,41 +25,43 @@ from tests.each import each
 STACKS = [LSTM, GRU]
 
 
-def passes(model: Model, *xs: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Outputs, and the gradients of x and of the parameters for a gradient of ones."""
-    y, saved = model.forward(xs if len(xs) > 1 else xs[0], StepContext(training=False))
-    dx = model.backward(np.ones_like(y), saved)
-    grads = {name: p.grad.copy() for name, p in model.parameters.items()}
-    return y, dx[0] if len(xs) > 1 else dx, grads
-
-
 @each("return_sequences", [True, False])
+@each("states", [True, False])
 @each("kind", STACKS)
 def test_a_sample_with_a_length_has_the_outputs_and_gradients_of_its_part_alone(
-    kind, return_sequences
+    kind, states, return_sequences
 ):
-    def make() -> Any:
-        options = {"bidirectional": True, "return_sequences": return_sequences, "name": "a"}
-        return kind(4, layers=2, **options)
+    """With states, one of length 0 ends with those with which it begins."""
+    lengths, count, rng = [7, 3, 1, 5, 0], 4 * kind.kind.carried * states, np.random.default_rng(0)
+    x, (first, dends) = rng.normal(size=(5, 7, 3)), rng.normal(size=(2, count, 5, 4))
+    options = {"return_sequences": return_sequences, "return_states": states, "name": "a"}
 
-    x = np.random.default_rng(0).normal(size=(4, 7, 3))
-    lengths = np.array([[7.0], [3], [1], [5]])
-    options: dict[str, Any] = {"dtype": "float64", "input_gradient": True}
-    y, dx, grads = passes(Model(make(), [(7, 3), (1,)], **options), x, lengths)
-    sums = dict.fromkeys(grads, 0.0)
-    for n, length in enumerate(lengths[:, 0].astype(int)):
-        alone = Model(make(), (length, 3), **options)
-        (expected,), (expected_dx,), own = passes(alone, x[n : n + 1, :length])
-        sums = {name: sums[name] + own[name] for name in own}
-        assert not dx[n, length:].any()
-        np.testing.assert_allclose(dx[n, :length], expected_dx, atol=1e-14)
-        if return_sequences:
-            assert not y[n, length:].any()
-            np.testing.assert_allclose(y[n, :length], expected, atol=1e-14)
-        else:
-            np.testing.assert_allclose(y[n], expected, atol=1e-14)
-    for name, grad in grads.items():
-        np.testing.assert_allclose(grad, sums[name], atol=1e-13)
+    def run(steps: int, rows: slice, *lengths: np.ndarray) -> tuple[list[np.ndarray], ...]:
+        shapes = [(steps, 3), *[(1,)] * len(lengths), *[(4,)] * count]
+        net = kind(4, layers=2, bidirectional=True, **options)
+        model = Model(net, shapes, dtype="float64", input_gradient=True)
+        xs = (x[rows, :steps], *lengths, *first[:, rows])
+        y, saved = model.forward(xs if len(xs) > 1 else xs[0], StepContext(training=True))
+        y, *ends = y if states else (y,)
+        dy = np.ones_like(y)
+        dxs = model.backward((dy, *dends[:, rows]) if states else dy, saved)
+        dx, *others = dxs if len(xs) > 1 else (dxs,)
+        others = [*ends, *others[len(lengths) :]]
+        return [y, dx], others, [p.grad.copy() for p in model.parameters.values()]
+
+    steps, ends, grads = run(7, slice(5), np.reshape(lengths, (5, 1)).astype(float))
+    kept = ends[: None if return_sequences else count]
+    np.testing.assert_array_equal(
+        [end[4] for end in kept], [*first[:, 4], *dends[:, 4]][: len(kept)]
+    )
+    for n, length in enumerate(lengths[:4]):
+        own_steps, own_ends, own = run(length, slice(n, n + 1))
+        grads = [grad - part for grad, part in zip(grads, own, strict=True)]
+        for found, expected in zip((*steps, *ends), (*own_steps, *own_ends), strict=True):
+            assert found.ndim == 2 or not found[n, length:].any()
+            part = found[n, :length] if found.ndim == 3 else found[n]
+            np.testing.assert_allclose(part, expected[0], atol=1e-14)
+    assert max(abs(grad).max() for grad in grads) < 1e-13
 
 
 @each("kind", STACKS)
@@ -78,15 +80,10 @@ def test_layers_and_directions_are_those_that_their_layers_compute(kind):
 
 
 class Widened(Block):
-    """Linear layers of the sequence, of lengths of samples, and of states that are no lengths."""
+    """A linear layer of the sequence, which a plan cuts, beside lengths and states."""
 
     def wire(self, graph: GraphBuilder, *inputs: Node) -> Outputs:
-        x, lengths, *states = inputs
-        return (
-            graph.add(Linear(6), x),
-            lengths,
-            *(graph.add(Linear(4, name=f"s{i}"), state) for i, state in enumerate(states)),
-        )
+        return graph.add(Linear(6), inputs[0]), *inputs[1:]
 
 
 @each("kind", STACKS)
@@ -103,32 +100,6 @@ def test_parts_of_a_sequence_whose_states_are_carried_are_the_whole_sequence(kin
     second, *last = run(x[:, 3:], *between)
     np.testing.assert_allclose(np.concatenate([first, second], 1), whole, rtol=1e-12)
     np.testing.assert_allclose(last, ends, rtol=1e-12)
-
-
-@each("kind", STACKS)
-def test_a_sample_with_a_length_begins_and_ends_with_its_own_states(kind):
-    """One of length 0 ends with the states with which it begins."""
-    lengths, count = np.array([5, 2, 0]), 2 * kind.kind.carried
-    rng, options = np.random.default_rng(0), {"bidirectional": True, "return_states": True}
-    x, states = rng.normal(size=(3, 5, 2)), rng.normal(size=(count, 3, 4))
-    dends, settings = rng.normal(size=(count, 3, 4)), {"dtype": "float64", "input_gradient": True}
-
-    def run(steps: int, rows: slice, *lengths: np.ndarray) -> Any:
-        shapes = [(steps, 2), *[(1,)] * len(lengths), *[(4,)] * count]
-        model = Model(kind(4, **options), shapes, **settings)
-        xs = (x[rows, :steps], *lengths, *states[:, rows])
-        (y, *ends), saved = model.forward(xs, StepContext(training=True))
-        dx, *others = model.backward((np.ones_like(y), *dends[:, rows]), saved)
-        return [y, dx, *ends, *others[len(lengths) :]]
-
-    found = run(5, slice(3), lengths[:, None].astype(float))
-    for n in range(2):
-        alone = run(int(lengths[n]), slice(n, n + 1))
-        for ours, expected in zip(found, alone, strict=True):
-            cut = ours[n : n + 1, : lengths[n]] if ours.ndim == 3 else ours[n : n + 1]
-            np.testing.assert_allclose(cut, expected, rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal([end[2] for end in found[2 : 2 + count]], states[:, 2])
-    np.testing.assert_array_equal([dh[2] for dh in found[2 + count :]], dends[:, 2])
 
 
 @each(

@@ -63,11 +63,7 @@ CLASSES = {re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind).lower(): kind for kind in 
 CELL = ("kernel", "recurrent_kernel", "bias")
 """Arrays of a direction of an LSTM or a GRU, in the order in which Keras 3 stores them."""
 
-DIRECTIONS = {
-    "cell": "_l0",
-    "forward_layer/cell": "_l0",
-    "backward_layer/cell": "_l0_reverse",
-}
+DIRECTIONS = {"cell": "_l0", "forward_layer/cell": "_l0", "backward_layer/cell": "_l0_reverse"}
 """Ends of PyTorch's names of its arrays, by the groups of ``.weights.h5`` that contain them."""
 
 GATES: dict[int, tuple[tuple[int, ...], Shape]] = {4: ((0, 1, 2, 3), ()), 3: ((1, 0, 2), (2,))}

@@ -147,8 +147,8 @@ def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = 
     """
     from pydtnn.tools.perfmodel.projection import without_formula
 
-    if config.virtual_ranks is not None:
-        return "--virtual-ranks"
+    if config.virtual_ranks is not None or config.teacher:
+        return "--teacher" if config.teacher else "--virtual-ranks"
     name = without_formula(work, platform)
     if name == "threads" and platform is not None:
         return f"--threads {work.threads} where --platform has {platform.compute.threads}"

@@ -190,7 +190,7 @@ WITH: dict[str, dict[str, Any]] = {
 
 VALUES: dict[str, Any] = {
     **{"model": "mlp", "model_options": {"hidden": [64]}, "dataset": "digits", "image_size": 8},
-    **{"dataset_options": DATA | {"shape": [16, 16, 1]}, "data_dir": "data"},
+    **{"dataset_options": DATA | {"shape": [16, 16, 1]}, "data_dir": "data", "teacher": "run"},
     **{"validation_split": 0.2, "augment": "flip", "mixup": 0.2, "cutmix": 1.0},
     **{"epochs": 4, "steps_per_epoch": 3, "batch_size": 8, "global_batch_size": 32},
     **{"accumulation": 2, "loss": "mse", "loss_options": {"class_weights": "balanced"}},

@@ -6,15 +6,13 @@ import pytest
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy, Hinge
 from pydtnn.metrics import (
-    BLEU,
     Accuracy,
     CategoricalHinge,
-    ExactMatch,
     Perplexity,
     TopKAccuracy,
-    bleu,
     get_metric,
 )
+from pydtnn.tools.sequences import BLEU, ExactMatch, bleu
 from pydtnn.tools.testing import check_loss, check_metric
 from pydtnn.training.metric_sums import Totals
 

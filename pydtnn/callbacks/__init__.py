@@ -7,6 +7,7 @@ from pydtnn.utils.lazy import lazy
 FROM_TOOLS = {
     "MLflow": "trackers",
     "MeasurementWriter": "measurements",
+    "Teacher": "distillation",
     "TensorBoard": "trackers",
     "WandB": "trackers",
 }
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from pydtnn.callbacks.plateau import ReduceOnPlateau
     from pydtnn.callbacks.slow_ranks import SlowRanks
     from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
-    from pydtnn.callbacks.teacher import Teacher
     from pydtnn.training.callback import Callback, FunctionCallback
     from pydtnn.training.equality import CheckEqual
     from pydtnn.training.progress import ProgressBar
 
     MLflow: Any
     MeasurementWriter: Any
+    Teacher: Any
     TensorBoard: Any
     WandB: Any
 
@@ -45,7 +46,6 @@ __all__ = [
     "ReduceOnPlateau",
     "SlowRanks",
     "StopAtMetric",
-    "Teacher",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

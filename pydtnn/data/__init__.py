@@ -42,13 +42,7 @@ if TYPE_CHECKING:
     from pydtnn.data.mnist import load_mnist as load_mnist
     from pydtnn.data.named import DATASETS as DATASETS
     from pydtnn.data.named import load_dataset as load_dataset
-    from pydtnn.data.packed import PackedDataset as PackedDataset
-    from pydtnn.data.packed import load_documents as load_documents
     from pydtnn.data.prepare import Prepare as Prepare
-    from pydtnn.data.sequences import load_addition as load_addition
-    from pydtnn.data.sequences import load_majority as load_majority
-    from pydtnn.data.sequences import load_masked_text as load_masked_text
-    from pydtnn.data.sequences import load_reversal as load_reversal
     from pydtnn.data.synthetic import Synthetic as Synthetic
     from pydtnn.data.synthetic import load_synthetic as load_synthetic
     from pydtnn.data.text import TokenDataset as TokenDataset

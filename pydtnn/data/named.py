@@ -13,16 +13,11 @@ from pydtnn.utils.registry import Factory, Registry
 DATASETS = Named(
     "pydtnn.data",
     {
-        "addition": "load_addition",
         "cifar10": "load_cifar10",
         "cifar100": "load_cifar100",
         "digits": "load_digits",
-        "documents": "load_documents",
         "folder": "load_folder",
-        "majority": "load_majority",
-        "masked_text": "load_masked_text",
         "mnist": "load_mnist",
-        "reversal": "load_reversal",
         "shards": "load_shards",
         "synthetic": "load_synthetic",
         "text": "load_text",
@@ -31,7 +26,11 @@ DATASETS = Named(
 """Data sets by name: functions of keyword arguments that return training and test set."""
 
 DATASET: Registry[tuple[Dataset, Dataset]] = Registry(
-    "data set", DATASETS, tuple, "a pair of data sets, to train with and to test with"
+    "data set",
+    DATASETS,
+    tuple,
+    "a pair of data sets, to train with and to test with",
+    tool="sequences",
 )
 
 

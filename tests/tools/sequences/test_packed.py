@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pydtnn.data import PackedDataset, load_dataset, load_documents
-from pydtnn.data.packed import best_fit
+from pydtnn.data import load_dataset
+from pydtnn.tools.sequences import PackedDataset, load_documents
+from pydtnn.tools.sequences.packed import best_fit
 from tests.each import each
 
 

@@ -10,13 +10,14 @@ import pytest
 
 from pydtnn import Mesh, Trainer
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.data import ArrayDataset, PackedDataset
+from pydtnn.data import ArrayDataset
 from pydtnn.data.dataset import Dataset
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
+from pydtnn.tools.sequences import PackedDataset
 
 TOKENS, LENGTH = 11, 12
 AXES = [None, {"data": 2}, {"context": 2}, {"context": 4}, {"tensor": 2}, {"pipeline": 2}]

@@ -49,6 +49,38 @@ def test_each_kind_of_mutant_is_another_program(tmp_path, source):
         assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(source))
 
 
+UNCHANGED = """
+'''Text.'''
+from a import b
+a: Literal[1] = "x" + b
+@cached(size=1)
+def f(a: 1 | 2) -> -3:
+    '''Text.'''
+    assert a < 0
+    if a is None or isinstance(a, b): raise ValueError(f"{a + 1}", 2)
+    _log.warning("%d", a + 1)
+    return zip(a, strict=True), max(a, b), f"{a - b}", a.reshape(-1, b), check_int("f", "a", a)
+def __repr__(): return a + b
+if TYPE_CHECKING: f(1, 2)
+if sys.platform == "linux": f(1, 2)
+"""
+
+
+def test_texts_types_and_checks_of_invariants_stay_as_they_are(tmp_path):
+    found = mutants.mutants(library(tmp_path, UNCHANGED))
+    assert {*found} == {"pydtnn/a.py::f::boolean::1", "pydtnn/a.py::f::comparison::1"} | {
+        "pydtnn/a.py::f::condition::1"
+    }
+
+
+def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added():
+    names = [f"mutant {i}" for i in range(1000)]
+    drawn = draw(names, 1, 20)
+    assert drawn == draw(names[::-1], 1, 20)
+    assert len({*drawn, *draw(names, 2, 20)}) > 30
+    assert len({*drawn} & {*draw([*names, "new"], 1, 20)}) >= 19
+
+
 @pytest.mark.tools
 def test_mutants_of_the_library_compile_and_equivalent_ones_exist():
     names = tomllib.loads(EQUIVALENT.read_text())

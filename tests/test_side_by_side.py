@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import side_by_side
+from tests import measure, side_by_side
 from tests.conftest import repeating
 from tests.each import each
-from tests.side_by_side import SideBySide
+from tests.side_by_side import MAX_REPORTED, SideBySide, main
 
 ROOT = Path(__file__).parent.parent
 
@@ -116,6 +116,41 @@ def test_files_with_errors_are_named_and_nothing_runs(pytester):
     done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
     assert (done.ret, plugin.failed) == (pytest.ExitCode.INTERRUPTED, {"test_a.py": ""})
     assert not done.listoutcomes()[0]
+
+
+def test_the_commands_of_few_failed_tests_are_printed(monkeypatch, capsys):
+    def run(arguments: list[str], plugins: list[SideBySide]) -> int:
+        assert arguments == ["-q"]
+        assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+        failed = [f"tests/test_a.py::test_it[{i} b-{{c}}]" for i in range(20)]
+        plugins[0].failed |= dict.fromkeys(failed, " --fuzz-case 7")
+        return 1
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(pytest, "main", run)
+    assert main(["-q"]) == 1
+    assert not sys.dont_write_bytecode
+    *commands, rest = capsys.readouterr().out.splitlines()
+    assert len(commands) == MAX_REPORTED
+    assert commands[1].endswith(" -m pytest 'tests/test_a.py::test_it[1 b-{c}]' --fuzz-case 7")
+    assert rest == f"failed: {20 - MAX_REPORTED} other tests"
+
+
+SLOW_FILE = """
+import time, pytest
+@pytest.mark.measure
+def test_slow(): time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(("budget", "status"), [(100, 0), (0.001, 1)])
+def test_a_file_far_over_its_budget_fails(budget, status, pytester, monkeypatch):
+    monkeypatch.setattr(measure, "DEFAULT_BUDGET_S", budget)
+    pytester.makeini("[pytest]\nmarkers = measure: is slow")
+    pytester.makepyfile(test_slow=SLOW_FILE)
+    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[measure.Budgets()])
+    assert done.ret == status
 
 
 def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed():

@@ -71,6 +71,17 @@ def test_a_process_serves_one_work_after_the_other_and_survives_mistakes(side):
     assert side.turn(1, 60) > 0
 
 
+def test_a_silent_side_is_ended(side):
+    from benchmarks.common.sides import SideError
+
+    side.begin("mlp-8", "float32")
+    with pytest.raises(SideError, match="gave no answer in 0 s"):
+        side.turn(10**6, 0.2)
+    assert not side.alive()
+    with pytest.raises(SideError, match="has ended"):
+        side.ask({"steps": 1})
+
+
 # -- kernels
 
 

@@ -233,7 +233,7 @@ def _arrays(root: Hdf5Node, layers: Layers) -> tuple[dict[str, Stored], Mapping[
         layer = name
         if kind in DIRECTIONS.values():
             parts = zip(CELL, map(group.find, sorted(group.names())), strict=False)
-            _add_cell(arrays, name, kind, dict(parts))
+            _add_cell(arrays, name, kind, dict(parts), described=bool(layers))
             layer = split(f"{name}.weight_ih{kind}")[0]
         else:
             for what, number in _vars(group, kind, options):
@@ -266,7 +266,7 @@ def _add_named(root: Hdf5Node, names: list[str], layers: Layers, arrays: dict[st
                 if what == "kernel":
                     own = {w: paths[f"{layer}/{w}"] for w in CELL if f"{layer}/{w}" in paths}
                     parts = {w: group.find(theirs) for w, theirs in own.items()}
-                    _add_cell(arrays, *_direction(layer, paths), parts)
+                    _add_cell(arrays, *_direction(layer, paths), parts, described=bool(layers))
                 continue
             if what not in NAMES:
                 raise ValueError(
@@ -357,7 +357,12 @@ def _add(arrays: dict[str, Stored], layer: str, what: str, array: Hdf5Node) -> N
 
 
 def _add_cell(
-    arrays: dict[str, Stored], layer: str, direction: str, parts: Mapping[str, Hdf5Node]
+    arrays: dict[str, Stored],
+    layer: str,
+    direction: str,
+    parts: Mapping[str, Hdf5Node],
+    *,
+    described: bool,
 ) -> None:
     """Add the arrays of a direction of an LSTM, which has one bias, or a GRU, which has two."""
     shapes = {what: part.shape for what, part in parts.items()}
@@ -367,6 +372,12 @@ def _add_cell(
         raise ValueError(
             f"{layer!r:.80} must be an LSTM, or a GRU with reset_after=True, got arrays of shapes "
             f"{shapes}"
+        )
+
+    if axes and "bias" not in parts and not described:
+        raise ValueError(
+            f"{layer!r:.80}: the file does not say whether a GRU without biases has "
+            "reset_after=True; save the model as .keras"
         )
 
     def add(what: str, read: Callable[[], np.ndarray], *shape: int) -> None:

@@ -266,18 +266,19 @@ def same_outputs(net: Any, ours: Model, path: Path) -> None:
 def test_recurrent_networks_of_keras_3_give_the_same_outputs(suffix, tmp_path):
     keras = keras_3()
     layers, steps = keras.layers, {"return_sequences": True}
+    bias = suffix == ".weights.h5"  # which does not say what a GRU without biases is
     net = keras.Sequential(
         [
             keras.Input((5, 3)),
             layers.LSTM(4, **steps),
             layers.Bidirectional(layers.GRU(2, **steps)),
-            layers.GRU(3, **steps, use_bias=False),
+            layers.GRU(3, **steps, use_bias=bias),
             layers.Bidirectional(layers.LSTM(3)),
             layers.Dense(2),
         ]
     )
     parts = [
-        *(LSTM(4, name="a"), GRU(2, bidirectional=True, name="b"), GRU(3, bias=False, name="c")),
+        *(LSTM(4, name="a"), GRU(2, bidirectional=True, name="b"), GRU(3, bias=bias, name="c")),
         *(LSTM(3, bidirectional=True, return_sequences=False, name="d"), Linear(2, name="e")),
     ]
     same_outputs(net, Model(Sequential(*parts), (5, 3)), tmp_path / f"net{suffix}")
@@ -317,6 +318,10 @@ def test_lstms_and_grus_of_keras_are_read(tmp_path):
     for name in ("third.weights.h5", "older.h5"):
         load_keras_weights(found := recurrent(0), tmp_path / name)
         np.testing.assert_allclose(found.predict(x), recurrent(1).predict(x), rtol=1e-12)
+    with h5py.File(tmp_path / "third.weights.h5", "a") as file:
+        del file["layers/bidirectional/forward_layer/cell/vars/2"]
+    with pytest.raises(ValueError, match="whether a GRU without biases has reset_after=True"):
+        load_keras_weights(recurrent(0), tmp_path / "third.weights.h5")
 
 
 @each(("group", "split"), [("/", False), ("model_weights", False), ("/", True)])

@@ -124,7 +124,8 @@ class Staged(Wrapper):
             Whether it waits for the copies, and for its turn in the queue.
         """
         device = self.device
-        arrays = [*reads, *(array for array in writes if not _among(array, reads))]
+        written_only = (a for a in writes if not any(a is other for other in reads))
+        arrays = [*reads, *written_only]
         posted = None if all(map(on_host, arrays)) else device.mark(device.current)
         copied: Event | None = None
         mirrors: dict[int, np.ndarray] = {}
@@ -160,10 +161,6 @@ def _now(call: Callable[..., None], *args: Any) -> Request:
     """Make a blocking call and return a completed request."""
     call(*args)
     return Completed()
-
-
-def _among(array: Array, others: Sequence[Array]) -> bool:
-    return any(array is other for other in others)
 
 
 class CudaAware(Wrapper):

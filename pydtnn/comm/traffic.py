@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
-from pydtnn.utils.request import Request
+from pydtnn.utils.request import Forwarding, Request
 
 
 @dataclass
@@ -125,7 +125,7 @@ class CountedCall(AbstractContextManager[None]):
             self._observer.end()
 
 
-class CountedRequest(Request):
+class CountedRequest(Forwarding):
     """A request whose waits and tests are counted and reported.
 
     Parameters
@@ -137,12 +137,8 @@ class CountedRequest(Request):
     """
 
     def __init__(self, inner: Request, traffic: Traffic, name: str, group: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._traffic, self._name, self._group = traffic, name, group
-
-    @property
-    def source(self) -> int:
-        return self.inner.source
 
     def wait(self) -> None:
         with CountedCall(self._traffic, Kind.WAIT, self._name, self._group, 0):
@@ -153,23 +149,19 @@ class CountedRequest(Request):
             return self.inner.test()
 
 
-class ReportedMessage(Request):
+class ReportedMessage(Forwarding):
     """A request that reports when it was first known to be complete."""
 
     def __init__(self, inner: Request, report: Callable[[int], None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._report: Callable[[int], None] | None = report
 
-    @property
-    def source(self) -> int:
-        return self._inner.source
-
     def wait(self) -> None:
-        self._inner.wait()
+        self.inner.wait()
         self._complete()
 
     def test(self) -> bool:
-        done = self._inner.test()
+        done = self.inner.test()
         if done:
             self._complete()
         return done

@@ -11,7 +11,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor.supervision import Supervision
-from pydtnn.utils.request import Request
+from pydtnn.utils.request import Forwarding, Request
 
 
 class Wrapper(Communicator):
@@ -102,7 +102,7 @@ class Wrapper(Communicator):
         return self.wrapped(self.called("split", self.inner._split, color, key))
 
 
-class Driving(Request):
+class Driving(Forwarding):
     """A request of the inner communicator whose waits and tests also advance others.
 
     Parameters
@@ -117,19 +117,16 @@ class Driving(Request):
     def __init__(
         self, request: Request, drive: Callable[[Request], None], advance: Callable[[], None]
     ) -> None:
-        self._request, self._drive, self._advance = request, drive, advance
-
-    @property
-    def source(self) -> int:
-        return self._request.source
+        super().__init__(request)
+        self._drive, self._advance = drive, advance
 
     def wait(self) -> None:
-        self._drive(self._request)
-        self._request.wait()
+        self._drive(self.inner)
+        self.inner.wait()
 
     def test(self) -> bool:
         self._advance()
-        return self._request.test()
+        return self.inner.test()
 
 
 class Delayed(Wrapper):
@@ -175,22 +172,17 @@ class Delayed(Wrapper):
         return _DelayedRequest(self, self.called(what, call, *args))
 
 
-class _DelayedRequest(Request):
+class _DelayedRequest(Forwarding):
     def __init__(self, comm: Delayed, inner: Request) -> None:
-        self._comm = comm
-        self._inner = inner
-        self._done = False
-
-    @property
-    def source(self) -> int:
-        return self._inner.source
+        super().__init__(inner)
+        self._comm, self._done = comm, False
 
     def wait(self) -> None:
-        self._comm.called("wait", self._inner.wait)
+        self._comm.called("wait", self.inner.wait)
         self._done = True
 
     def test(self) -> bool:
         if not self._done:
             self._comm.delay()
-            self._done = not self._comm.delays_completion() and self._inner.test()
+            self._done = not self._comm.delays_completion() and self.inner.test()
         return self._done

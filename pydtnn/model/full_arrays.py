@@ -53,24 +53,13 @@ class FullArrays:
         others: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.mesh = mesh
-        self.parts: dict[str, ParameterPart] = {}
-        self._own: dict[str, tuple[int, ...]] = {}
-        for p in parameters:
-            self._add(p.name, p.shape, p.part)
-        for s in statistics:
-            for what in RUNNING:
-                self._add(f"{s.name}.{what}", (s.channels,), s.part)
-        self.shapes = {name: self._whole_shape(name) for name in self._own}
+        own = [(p.name, p.shape, p.part) for p in parameters]
+        own += [(f"{s.name}.{what}", (s.channels,), s.part) for s in statistics for what in RUNNING]
+        self.parts = {name: part for name, _, part in own if part is not None}
+        self._own = {name: shape for name, shape, _ in own}
+        self.shapes = {name: shape if part is None else part.shape for name, shape, part in own}
         if others is not None:
             self.shapes = {**others}
-
-    def _add(self, name: str, shape: tuple[int, ...], part: ParameterPart | None) -> None:
-        self._own[name] = shape
-        if part is not None:
-            self.parts[name] = part
-
-    def _whole_shape(self, name: str) -> tuple[int, ...]:
-        return self.parts[name].shape if name in self.parts else self._own[name]
 
     @property
     def size(self) -> int:

@@ -87,7 +87,7 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     # Once for each node: it may be the input of many others.
     normed = {n for n in graph.nodes if any(isinstance(r.layer, NormAddReLU) for r in n.consumers)}
     sums = {n for n in normed if type(n.layer) is Concat and _sums(n)}
-    outputs = pass_.replaced_outputs()
+    outputs = tuple(pass_.replaced.get(n, n) for n in pass_.outputs)
     for node in graph.nodes:
         if isinstance(node.layer, NormAddReLU):
             _connect(node, node.layer, outputs)
@@ -188,9 +188,6 @@ class _FusionPass:
         self.outputs = outputs
         self.absorbed: set[Node] = set()
         self.replaced: dict[Node, Node] = {}
-
-    def replaced_outputs(self) -> tuple[Node, ...]:
-        return tuple(self.replaced.get(n, n) for n in self.outputs)
 
     def hidden(self, node: Node) -> bool:
         """Return whether the node's output has exactly one reader."""

@@ -99,10 +99,6 @@ class Setup:
         if self.observer is not None:
             self.observer.samples(samples)
 
-    def cuts_outputs(self, targets: Any) -> bool:
-        """Return whether the losses of these targets are computed on parts of the outputs."""
-        return self.objective.takes_parts(targets)
-
     def count_targets(self, batch: Batch) -> list[float] | None:
         """Return the samples per counted target for each loss; None if losses count samples.
 

@@ -58,7 +58,7 @@ class Passes:
         self.model, self.exchange = setup.model, setup.exchange
         self.sums = self.exchange.sums
         self.context = StepContext(
-            training=True, seed=seed, epoch=epoch, cut_outputs=setup.cuts_outputs(batch.y)
+            training=True, seed=seed, epoch=epoch, cut_outputs=setup.objective.takes_parts(batch.y)
         )
         self.exchange.local_samples = len(batch)
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)

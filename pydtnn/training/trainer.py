@@ -758,7 +758,7 @@ def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
     """Add the contributions of the shards of a batch."""
     model, context = setup.model, CONTEXT
     if model.pipeline is None:  # other stages receive whole outputs
-        context = replace(context, cut_outputs=setup.cuts_outputs(batch.y))
+        context = replace(context, cut_outputs=setup.objective.takes_parts(batch.y))
     for number, rows in batch.shards:
         assert number is not None
         setup.report_samples(rows.stop - rows.start)

@@ -38,6 +38,22 @@ class Completed(Request):
         return True
 
 
+class Forwarding(Request):
+    """A request that acts for another one; a subclass adds to its waits and tests.
+
+    Parameters
+    ----------
+    inner : Request
+    """
+
+    def __init__(self, inner: Request) -> None:
+        self.inner = inner
+
+    @property
+    def source(self) -> int:
+        return self.inner.source
+
+
 class Together(Request):
     """Several operations as one.
 

@@ -81,7 +81,7 @@ def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) 
         number = _shown(match[1] if match else text if isinstance(text, int | float) else 50)
         lower = {name.lower(): name for name in known}
         meant = get_close_matches(match[2].lower(), lower, 1) if match else []
-        written = [lower[one] for one in meant] or _examples(unit)
+        written = [lower[one] for one in meant] or _EXAMPLES[unit]
         raise ValueError(
             f"{who}: expected a number with a unit ({', '.join(_named(unit))}), got "
             f"{_shown(text)}; write {' or '.join(f'{number} {name}' for name in written)}"
@@ -113,8 +113,7 @@ def _named(unit: str) -> list[str]:
     return [n for n in UNITS[unit] if not n.startswith(rare) and not n.endswith(("b/s", "bps"))]
 
 
-def _examples(unit: str) -> list[str]:
-    return {"s": ["us"], "B": ["GB"], "B/s": ["GB/s", "Gbit/s"], "flop/s": ["Gflop/s"]}[unit]
+_EXAMPLES = {"s": ["us"], "B": ["GB"], "B/s": ["GB/s", "Gbit/s"], "flop/s": ["Gflop/s"]}
 
 
 def _shown(value: object) -> str:

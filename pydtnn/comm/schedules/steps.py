@@ -179,7 +179,7 @@ def back(rounds: Sequence[Round]) -> Rounds:
     experience, 2007: dual operations have mirrored algorithms.
     """
     for steps in reversed(rounds):
-        yield tuple(_returned(step) for step in steps)
+        yield tuple(MessageStep(step.peer, step.receive, step.send, "copy") for step in steps)
 
 
 def fold(algorithm: Algorithm) -> Algorithm:
@@ -256,8 +256,3 @@ def _within(whole: Part, inner: Part | None) -> Part | None:
         return None
     width: Fraction = whole.stop - whole.start
     return Part(whole.start + inner.start * width, whole.start + inner.stop * width)
-
-
-def _returned(step: MessageStep) -> MessageStep:
-    """Return the reverse of a step: receive what was sent, send what was received."""
-    return MessageStep(step.peer, step.receive, step.send, "copy")

@@ -23,11 +23,6 @@ Objective = Callable[["Trial"], Mapping[str, float] | float]
 """Returns the value of a trial, or those of several objectives by name."""
 
 
-def folder_of(study: Path, number: int) -> Path:
-    """Return the folder of a trial in that of its study."""
-    return study / f"trial-{number:05d}"
-
-
 class Trial:
     """A trial, as the function that trains it receives it. All ranks of its group have one.
 
@@ -53,7 +48,7 @@ class Trial:
         self, taken: TakenTrial, comm: Communicator, folder: Path, shared: SharedStudy | None
     ) -> None:
         self.number, self.values, self.comm = taken.number, taken.values, comm
-        self.folder, self.resumed = folder_of(folder, taken.number), taken.resumed
+        self.folder, self.resumed = folder / f"trial-{taken.number:05d}", taken.resumed
         self.pruned = False
         self.facts: dict[str, Any] = {}
         self._shared = shared

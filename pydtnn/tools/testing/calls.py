@@ -11,7 +11,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.observer import Kind, Observer
-from pydtnn.utils.request import Request
+from pydtnn.utils.request import Forwarding, Request
 
 
 class Injected(RuntimeError):
@@ -112,7 +112,7 @@ class CallRecorder(Wrapper):
 
 
 @dataclass(eq=False)
-class RecordedRequest(Request):
+class RecordedRequest(Forwarding):
     """An operation on a copy of the user's array."""
 
     inner: Request
@@ -128,10 +128,6 @@ class RecordedRequest(Request):
     def keeps(self, array: np.ndarray) -> bool:
         """Return whether this array must not be used elsewhere yet."""
         return self._changes and np.may_share_memory(array, self._array)
-
-    @property
-    def source(self) -> int:
-        return self.inner.source
 
     def wait(self) -> None:
         self._log.inside(self.what, self.inner.wait)

@@ -63,7 +63,7 @@ def messages_by_row(
         added = length if message.op == "sum" else 0.0
         entry = message.sender, message.receiver, length, added
         found.setdefault(message.row, []).append(entry)
-    return tuple(_columns(found[row]) for row in sorted(found))
+    return tuple(MessageRow(*map(np.array, zip(*found[row], strict=True))) for row in sorted(found))
 
 
 Facts = tuple[int, float, float, str]
@@ -71,10 +71,6 @@ Facts = tuple[int, float, float, str]
 
 PeerOf = Callable[[Any, Any], Any]
 """Returns the peer of a rank, from that of rank 0 and its number."""
-
-
-def _columns(rows: Sequence[tuple[int, int, float, float]]) -> MessageRow:
-    return MessageRow(*map(np.array, zip(*rows, strict=True)))
 
 
 def _samples(ranks: int) -> tuple[int, ...]:

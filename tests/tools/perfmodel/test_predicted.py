@@ -175,6 +175,7 @@ WITH: dict[str, dict[str, Any]] = {
     "compress_options": {"compress": "top_k"},
     "shards": {"exact": True},
     "load_options": {"load": "weights.safetensors"},
+    **{name: {"teacher": "run"} for name in ("temperature", "teacher_weight")},
     "evaluate_only": {"load": "weights.safetensors"},
     "resume": {"output_dir": "run"},
     "lr_base_batch": {"lr_scaling": "linear"},
@@ -191,6 +192,7 @@ WITH: dict[str, dict[str, Any]] = {
 VALUES: dict[str, Any] = {
     **{"model": "mlp", "model_options": {"hidden": [64]}, "dataset": "digits", "image_size": 8},
     **{"dataset_options": DATA | {"shape": [16, 16, 1]}, "data_dir": "data", "teacher": "run"},
+    **{"temperature": 3.0, "teacher_weight": 0.25},
     **{"validation_split": 0.2, "augment": "flip", "mixup": 0.2, "cutmix": 1.0},
     **{"epochs": 4, "steps_per_epoch": 3, "batch_size": 8, "global_batch_size": 32},
     **{"accumulation": 2, "loss": "mse", "loss_options": {"class_weights": "balanced"}},
@@ -219,6 +221,7 @@ VALUES: dict[str, Any] = {
 """Another value of each option; of switches the other one."""
 
 NEEDS = {"shards": "--exact", "scheme_options": "--scheme: overlap is not", "disturb": "--virtual"}
+NEEDS |= dict.fromkeys(["temperature", "teacher_weight"], "--teacher")
 """Options of others, which the prediction refuses."""
 
 NO_EFFECT: dict[str, tuple[str, ...]] = {

@@ -11,9 +11,10 @@ import numpy as np
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.data import Batch
+from pydtnn.data.batch import each, has_several_inputs
 from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend
-from pydtnn.model.model import example_input
+from pydtnn.model.model import example_input, example_inputs
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.preparation import halved_in_flight, micro_batches_in_flight
 from pydtnn.training.trainer import Trainer
@@ -109,12 +110,15 @@ class WorkloadRank:
         model = self.trainer.model
         node = model.graph.inputs[0]
         shape = workload.input_shape if node.part is None else node.shape
-        x = example_input(node, shape, len(samples), rng)
+        x: Any = (
+            example_inputs(model, len(samples), rng)
+            if has_several_inputs(shape)
+            else example_input(node, shape, len(samples), rng)
+        )
         positions = model.output_shape[:-1]  # of sequences
         y = rng.integers(workload.classes, size=(len(samples), *positions))
-        return Batch(
-            x.astype(model.dtype), y, samples, 0, workload.batch, shards if parts > 1 else ()
-        )
+        x = each(lambda part: part.astype(model.dtype), x)
+        return Batch(x, y, samples, 0, workload.batch, shards if parts > 1 else ())
 
     def _choose_segments(self) -> None:
         """Choose what is recomputed for this batch size, as `Trainer.fit` does."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
+from pydtnn.data.batch import parts
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
 from pydtnn.model.memory import PROCESS_BYTES, Forecast
@@ -187,7 +188,7 @@ def rank_memory(rank: WorkloadRank, library: int = 0) -> MemoryUse:
     flat = forecast.parameters + forecast.copies + forecast.gradients
     scheme, passes = trainer.exchange, trainer.accumulation
     values, grads = scheme.released(passes) if isinstance(scheme, ShardedGradients) else (0, 0)
-    batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
+    batch = sum(np.asarray(part).nbytes for part in (*parts(rank.batch.x), rank.batch.y))
     passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
     passed *= model.dtype.itemsize  # the forecast has the samples of one pass
     return MemoryUse(

@@ -50,8 +50,9 @@ class Bert(Block):
     def wire(self, graph: GraphBuilder, *inputs: Node) -> Node:
         """Connect the parts; without segments as an input, all tokens are of segment 0."""
         tokens, *others = inputs
+        first = graph.add(self.token, tokens)  # before all others that read tokens
         segments = others[1] if others[1:] else graph.add(Rescale(0.0, name="segments"), tokens)
-        vectors = graph.add(self.token, tokens), graph.add(self.segment, segments)
+        vectors = first, graph.add(self.segment, segments)
         x = graph.add(Add(name="embedding"), *cast(tuple[Node, ...], vectors))
         y = cast(Node, graph.add(self.encoder, x, *others[:1]))
         return cast(Node, graph.add(self.head, y))

@@ -229,11 +229,13 @@ def test_the_page_names_every_network():
 
 @pytest.mark.tools
 def test_the_documented_networks_of_sequences_are_built():
-    text, encoders, code, recurrent = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    text, packed, encoders, code, recurrent, states = blocks
     names: dict[str, Any] = {}
     exec(text, names)
     assert names["text"].shape == (24,)
     assert bytes(names["text"][:4].tolist()) == b"def "
+    exec(packed, names)
     exec(encoders, names)
     assert names["translator"].output_shapes == ((20, 100),)
     exec(code, names)
@@ -241,6 +243,7 @@ def test_the_documented_networks_of_sequences_are_built():
     assert names["model"].predict((x, lengths)).shape == (2, 50, 10)
     exec(recurrent, names)
     assert names["model"].predict(x[..., :12]).shape == (2, 10)
+    exec(states, names)
 
 
 PATTERN = np.tile([0, 3, 1, 1, 4, 2, 3, 0, 2], 60)

@@ -1,4 +1,4 @@
-"""Texts that a network continues: each token is drawn from its logits after those before it."""
+"""Texts that a network continues, with tokens that are drawn, or the most likely ones together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from pydtnn.data.batch import parts
 from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream, uniform
 from pydtnn.layers.activation import Activation
-from pydtnn.layers.attention import DotProductAttention
-from pydtnn.layers.base import Layer, Shape, StepContext, computes_like
+from pydtnn.layers.attention import CrossAttention, DotProductAttention
+from pydtnn.layers.base import Layer, StepContext, computes_like
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.experts import Experts
@@ -25,7 +26,7 @@ from pydtnn.layers.sequence import PositionalEmbedding
 from pydtnn.model.model import Model
 from pydtnn.utils.validate import check_float, check_int, plain_array
 
-WHO = "generate"
+WHO, BEAM = "generate", "beam_search"
 
 EACH = (Activation, Add, Dropout, Embedding, Experts, LayerNorm, Linear, Multiply, RMSNorm)
 """Layers that compute each position by itself."""
@@ -81,8 +82,8 @@ def generate(
         If `model` is not such a network, tokens are not among its tokens, or an option is out of
         range.
     """
-    length, classes = _sizes(model)
-    text = _beginning(tokens, classes)
+    length, classes = _sizes(WHO, model)
+    text = _beginning(WHO, tokens, classes)
     check_int(WHO, "count", count, at_least=0)
     check_float(WHO, "temperature", temperature, at_least=0)
     if top_k is not None:
@@ -90,20 +91,99 @@ def generate(
     if top_p is not None:
         check_float(WHO, "top_p", top_p, above=0, at_most=1)
     check_int(WHO, "seed", seed, at_least=0)
-    cache: Cached | None = None
+    predictor = _Predictor(model, length)
     for place in range(text.shape[1], text.shape[1] + count):
-        if place > length or not Cached.fits(model):
-            window = text[:, -length:]
-            logits = model.predict(_padded(window, length))[:, window.shape[1] - 1]
-        elif cache is None:
-            cache = Cached(model, text)
-            logits = cache.logits
-        else:
-            logits = cache.add(text[:, -1])
+        logits = predictor.after(text)
         numbers = uniform(seed, stream(WHO), place, np.arange(len(text)), 1)[:, 0]
         drawn = draw(logits, numbers, temperature=temperature, top_k=top_k, top_p=top_p)
         text = np.concatenate([text, drawn[:, None]], axis=1)
     return text if np.ndim(tokens) == 2 else text[0]
+
+
+def beam_search(
+    model: Model,
+    text: Any,
+    count: int,
+    *,
+    beams: int = 4,
+    length_penalty: float = 0.6,
+    end: int | None = None,
+    source: Any = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Continue texts by `count` tokens that are together as likely as possible.
+
+    After each token, the `beams` most likely hypotheses of a text are kept. One with the token
+    `end` is complete: it keeps its place, and the others are compared for the places that are left.
+    Of equal hypotheses, the one with the better beginning is first, then that with the smaller
+    token. Collective on a mesh, as `generate`, and of the same cost for each hypothesis.
+
+    Parameters
+    ----------
+    model : Model
+        Of tokens ``(N, T)`` to logits ``(N, T, K)``, which depend on no later token; or of a
+        source, these tokens, and perhaps the source's lengths, such as `transformer` and `t5`.
+    text : array of int, shape (n,) or (N, n)
+        Beginning of a text, or of several of equal length, with at least one token, such as the one
+        with which targets begin.
+    count : int
+    beams : int
+        Hypotheses of a text; 1 takes the most likely token after each other.
+    length_penalty : float
+        The exponent a, from 0 on; larger ones favour long texts.
+    end : int, optional
+        The token that ends a text; without it, all have `count` tokens.
+    source : array or tuple of arrays, optional
+        The first input of the model, or all but the second one: ``(N, T1)``, lengths ``(N, 1)``.
+
+    Returns
+    -------
+    tokens : ndarray of int64, shape (N, B, n + count)
+        The hypotheses of each text, the best one first, with their beginnings; tokens behind `end`
+        are `end`. B is `beams`, or the number of texts of `count` tokens if that is smaller.
+    scores : ndarray of float64, shape (N, B)
+        Sum of the log-probabilities of m tokens, with `end`, divided by ``((5 + m) / 6)^a``; -inf
+        where there are fewer hypotheses, whose tokens mean nothing.
+        For one text ``(n,)``, both are without N.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `model` is not such a network, tokens are not among its tokens, or an option is out of
+        range.
+
+    References
+    ----------
+    Wu et al., "Google's neural machine translation system", 2016, section 7, equation 14. Sutskever
+    et al., "Sequence to sequence learning with neural networks", NeurIPS 2014, section 3.2.
+    """
+    others = () if source is None else tuple(plain_array(BEAM, "source", x) for x in parts(source))
+    length, classes = _sizes(BEAM, model, source=bool(others))
+    texts = _beginning(BEAM, text, classes)
+    begin = texts.shape[1]
+    check_int(BEAM, "count", count, at_least=0, at_most=length + 1 - begin if others else count)
+    check_int(BEAM, "beams", beams, at_least=1)
+    check_float(BEAM, "length_penalty", length_penalty, at_least=0)
+    end = -1 if end is None else check_int(BEAM, "end", end, at_least=0, at_most=classes - 1)
+    predictor, samples = _Predictor(model, length, others), np.arange(len(texts))[:, None]
+    sums, rows = np.zeros((len(texts), 1)), cast(Any, ...)
+    for _ in range(count):
+        ended = (texts[:, begin:] == end).any(axis=1).reshape(sums.shape)
+        if ended.all():
+            break
+        logits = predictor.after(texts, rows).astype("float64").reshape(*sums.shape, classes)
+        logits -= np.logaddexp.reduce(logits, axis=2, keepdims=True)
+        logits[ended] = np.where(np.arange(classes) == end, 0, -np.inf)
+        after = (sums[:, :, None] + logits).reshape(len(sums), -1)
+        complete = np.repeat(ended, classes, axis=1) & (after > -np.inf)
+        order = np.argsort(-np.where(complete, np.inf, after), axis=1, kind="stable")[:, :beams]
+        rows = (order // classes + samples * sums.shape[1]).reshape(-1)
+        sums = np.take_along_axis(after, order, axis=1)
+        texts = np.concatenate([texts[rows], order.reshape(-1, 1) % classes], axis=1)
+    texts = np.pad(texts, ((0, 0), (0, begin + count - texts.shape[1])), constant_values=end)
+    sizes = np.minimum((texts[:, begin:] != end).sum(axis=1) + 1, count)  # with an end
+    scores = sums.reshape(-1) / ((5 + sizes) / 6) ** length_penalty
+    best = np.argsort(-scores.reshape(sums.shape), axis=1, kind="stable") + samples * sums.shape[1]
+    return (texts[best], scores[best]) if np.ndim(text) == 2 else (texts[best[0]], scores[best[0]])
 
 
 def draw(
@@ -130,6 +210,28 @@ def draw(
     sums = np.cumsum(weights, axis=1)
     places = (sums <= numbers[:, None] * sums[:, -1:]).sum(axis=1)
     return np.take_along_axis(order, places[:, None], axis=1)[:, 0]
+
+
+class _Predictor:
+    """The logits after texts of which each call has one token more, from a cache if there can be.
+
+    `others` are the inputs of the model beside the texts, the second one, each (N, ...).
+    """
+
+    def __init__(self, model: Model, length: int, others: tuple[np.ndarray, ...] = ()) -> None:
+        self.model, self.length, self.others = model, length, others
+        self.cache: Cached | None = None
+
+    def after(self, text: np.ndarray, rows: Any = ...) -> np.ndarray:
+        """Return the logits (N, K); `rows` are the texts before that are continued."""
+        self.others = tuple(part[rows] for part in self.others)
+        if self.others or text.shape[1] > self.length or not Cached.fits(self.model):
+            given = (*self.others[:1], _padded(text, self.length), *self.others[1:])
+            return self.model.predict(given)[:, min(text.shape[1], self.length) - 1]
+        if self.cache is not None:
+            return self.cache.add(text[:, -1], rows)
+        self.cache = Cached(self.model, text)
+        return self.cache.logits
 
 
 class Cached:
@@ -184,9 +286,11 @@ class Cached:
             for x in layers
         )
 
-    def add(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the logits (N, K) after one more token of each text."""
+    def add(self, tokens: np.ndarray, rows: Any = ...) -> np.ndarray:
+        """Return the logits (N, K) after one more token of each text, or of those of these rows."""
         graph, place = self.model.graph, self.count
+        at = rows if rows is ... else self.model.backend.xp.asarray(rows)
+        self.cache = {node: kept[at] for node, kept in self.cache.items()}
         values: dict[Node, Array] = {
             graph.inputs[0]: self.model.backend.asarray(tokens[:, None], self.model.dtype)
         }
@@ -232,41 +336,50 @@ def single_position(layer: Layer, place: int) -> Layer:
     return one
 
 
-def _sizes(model: Model) -> tuple[int, int]:
-    """Return the length of sequences and the number of tokens of a model."""
+def _sizes(who: str, model: Model, *, source: bool = False) -> tuple[int, int]:
+    """Return the length of texts and the number of tokens of a model, perhaps with a source."""
     inputs, outputs = model.input_shapes, model.output_shapes
-    shapes: tuple[Shape, ...] = (*inputs, *outputs)
-    if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[1][:-1] != shapes[0]:
+    at = slice(1, 2) if source else slice(None)
+    nodes = [*model.graph.inputs[at]]  # and those that depend on them
+    for node in model.graph.nodes:
+        if {*node.inputs} & {*nodes}:
+            nodes.append(node)
+    right = [*inputs[at]] == [shape[:1] for shape in outputs] and len(outputs[0]) == 2
+    if source:  # the second input is no documents
+        right = right and any(isinstance(node.layer, Embedding) for node in nodes[1:2])
+    if not right:
+        kind = "a source and tokens (T,)" if source else "tokens (T,)"
         raise ValueError(
-            f"{WHO}: expected a model of tokens (T,) to logits (T, K), got one of "
+            f"{who}: expected a model of {kind} to logits (T, K), got one of "
             f"{' and '.join(map(str, inputs))} to {' and '.join(map(str, outputs))}"
         )
-    for node in model.graph.nodes:
-        if isinstance(node.layer, DotProductAttention) and not node.layer.causal:
+    for node in nodes:
+        layer, keys = node.layer, node.inputs[isinstance(node.layer, CrossAttention) :][:1]
+        if isinstance(layer, DotProductAttention) and not layer.causal and keys[0] in nodes:
             raise ValueError(
-                f"{WHO}: expected logits that depend on no later token, but {node.name} is not "
+                f"{who}: expected logits that depend on no later token, but {node.name} is not "
                 "causal; use causal=True"
             )
-    return shapes[0][0], shapes[1][-1]
+    return outputs[0][0], outputs[0][1]
 
 
-def _beginning(tokens: Any, classes: int) -> np.ndarray:
+def _beginning(who: str, tokens: Any, classes: int) -> np.ndarray:
     """Return the beginnings (N, n) of texts as int64."""
-    text = np.atleast_2d(plain_array(WHO, "tokens", tokens))
+    text = np.atleast_2d(plain_array(who, "tokens", tokens))
     whole = text.dtype.kind in "iu"
     if text.ndim != 2 or not text.shape[1] or not whole or text.min() < 0 or text.max() >= classes:
         given = f"{text.dtype} of shape {np.shape(tokens)}"
         if whole and text.size:
             given += f" in {text.min()}..{text.max()}"
         raise ValueError(
-            f"{WHO}: tokens must be integers in 0..{classes - 1} of shape (n,) or (N, n), at least "
+            f"{who}: tokens must be integers in 0..{classes - 1} of shape (n,) or (N, n), at least "
             f"one of each text, got {given}"
         )
     return text.astype("int64")
 
 
 def _padded(text: np.ndarray, length: int) -> np.ndarray:
-    """Return texts (N, T) as floats, with zeros behind them, on which nothing before depends."""
+    """Return the last positions of texts (N, T) as floats, and zeros, on which none depends."""
     padded = np.zeros((len(text), length))
-    padded[:, : text.shape[1]] = text
+    padded[:, : text.shape[1]] = text[:, -length:]
     return padded

@@ -20,18 +20,20 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.tools.generation import Cached, draw, generate
+from pydtnn.tools.generation import Cached, beam_search, draw, generate
 from tests.each import each
 
 TOKENS, LENGTH = 11, 7
 NAMES = ("gpt_nano", "llama_nano", "char_lstm")
+PAIRS = dict.fromkeys(("transformer_nano", "t5_nano"), ((5,), (LENGTH,), (1,)))
 
 
 def made(name: str, mesh: Mesh | None = None, backend: Any = "cpu") -> Model:
     """A network whose weights are large enough for logits that differ."""
     options = {"char_lstm": {"width": 8}, "moe_gpt_nano": {"capacity": 0.5}}.get(name, {"depth": 2})
-    net = create_net(name, TOKENS, (LENGTH,), **options)
-    model = Model(net, (LENGTH,), dtype="float64", mesh=mesh, backend=backend)
+    shape: Any = PAIRS.get(name, (LENGTH,))
+    net = create_net(name, TOKENS, shape, **options)
+    model = Model(net, shape, dtype="float64", mesh=mesh, backend=backend)
     rng = np.random.default_rng(1)
     model.load({name: a + 0.3 * rng.normal(size=a.shape) for name, a in model.state().items()})
     return model
@@ -121,6 +123,63 @@ def test_tokens_are_drawn_with_the_probabilities_of_those_that_are_left(options,
     drawn = draw(np.tile(logits, (count, 1)), numbers, **options)
     found = np.bincount(drawn, minlength=4)[places] / count
     np.testing.assert_allclose(found, expected, rtol=0, atol=1 / count)
+
+
+def hypotheses(model: Model, begin: Any, source: Any, beams: int) -> Any:
+    """Those of a search with lists, of three tokens, of which 2 is the end; the exponent is 0.8."""
+    kept: list[Any] = [((), 0.0)]
+    for n in range(len(begin), len(begin) + 3):
+        done, more = [h for h in kept if 2 in h[0]], []
+        for text, total in (h for h in kept if 2 not in h[0]):
+            x = np.array([[*begin, *text, *[0] * (LENGTH - n)]])
+            logits = model.predict((*source[:1], x, *source[1:]))[0, n - 1]
+            logs = logits - np.log(np.exp(logits).sum())
+            more += [((*text, k), total + logs[k]) for k in range(TOKENS)]
+        kept = done + sorted(more, key=lambda h: -h[1])[: beams - len(done)]
+    ended = [((*h, 2, 2)[:3], s / ((5 + len(h)) / 6) ** 0.8) for h, s in kept]
+    return zip(*sorted(ended, key=lambda h: -h[1]), strict=True)
+
+
+@each("beams", [3, TOKENS**3])
+@each("name", ["gpt_nano", "char_lstm", *PAIRS])
+@each("factor", [1, 0])  # of weights: without them, all texts are equally likely
+def test_beams_are_those_of_a_search_with_lists_or_all_texts(name, beams, factor):
+    model, begin = made(name), np.array([[1, 0], [3, 1]])
+    model.load({name: factor * a for name, a in model.state().items()})
+    source = (np.arange(10).reshape(2, 5), np.array([[5], [3]])) if name in PAIRS else ()
+    run = partial(beam_search, model, count=3, beams=beams, length_penalty=0.8, end=2)
+    both = run(begin, source=source or None)
+    for n, tokens, scores in zip(range(2), *both, strict=True):
+        own = tuple(part[n : n + 1] for part in source)
+        for alone, part in zip(run(begin[n], source=own or None), (tokens, scores), strict=True):
+            np.testing.assert_allclose(alone, part, rtol=0, atol=1e-12)
+        expected, sums = hypotheses(model, begin[n], own, beams)
+        assert np.isfinite(scores).sum() == len(sums) == min(beams, 1 + 10 + 100 + 1000)
+        np.testing.assert_array_equal(tokens[: len(sums), 2:], expected)
+        np.testing.assert_allclose(scores[: len(sums)], sums, rtol=0, atol=1e-12)
+
+
+@each("name", NAMES)
+@each("end", [None, 3])
+def test_one_beam_is_the_text_without_temperature_until_its_end(name, end):
+    model, begin = made(name), np.array([[1, 2], [7, 0], [3, 3]])
+    expected = generate(model, begin, 9, temperature=0)  # beyond the model's sequences
+    expected[:, 2:][np.cumsum(expected[:, 2:] == end, axis=1) > 0] = end or 0
+    np.testing.assert_array_equal(beam_search(model, begin, 9, beams=1, end=end)[0][:, 0], expected)
+
+
+@each(
+    ("name", "options", "message"),
+    [
+        ("gpt_nano", {"source": [[1]]}, r"a model of a source and tokens \(T,\) to logits"),
+        ("t5_nano", {}, r"a model of tokens .*, got one of \(5,\) and \(7,\) and \(1,\) to"),
+        ("t5_nano", {"source": [[1] * 5]}, r"expected .*, got \(1, 5\) and \(1, 7\)"),
+        ("t5_nano", {"source": [[1] * 5], "count": 8}, "count must be at most 7, got 8"),
+    ],
+)
+def test_invalid_arguments_of_a_search_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        beam_search(made(name), [1], **{"count": 2, **options})
 
 
 def test_all_ranks_of_a_mesh_get_the_texts_of_one():

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from pydtnn import ArrayDataset, Model, Trainer
-from pydtnn.callbacks import Teacher
 from pydtnn.comm import Serial, run_threads
 from pydtnn.layers import BatchNorm, Dropout, Linear, ReLU, Sequential
 from pydtnn.losses import CategoricalCrossEntropy, KLDivergence
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.saving import save_model
+from pydtnn.tools.distillation import Teacher
 from pydtnn.train import main
 from pydtnn.utils.errors import AgreedError
 from tests.each import each

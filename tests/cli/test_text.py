@@ -35,6 +35,7 @@ def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path, text):
     assert model.predict(np.full((2, 16), 32, "float32")).shape == (2, 16, 256)
 
 
+@pytest.mark.tools
 def test_a_gpt_trains_on_packed_documents(tmp_path, text, capsys):
     data = "--dataset=documents", "--dataset-options={length: 16, separator: three}"
     assert main([*OPTIONS, *data, text, f"--output-dir={tmp_path / 'run'}"]) == 0

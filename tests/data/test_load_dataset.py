@@ -18,7 +18,7 @@ def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path):
     ("name", "options", "reason"),
     [
         ("cifar", {}, "unknown data set 'cifar'; did you mean 'cifar10' or 'cifar100'"),
-        ("nothing", {}, "choose one of 'addition', 'cifar10', 'cifar100', 'digits', "),
+        ("nothing", {}, "choose one of .*'cifar10', 'cifar100', 'digits', "),
         ("synthetic", {"sample": 3}, "unknown option of synthetic 'sample'; .*samples"),
         ("mnist", {"labels": "fine"}, "there is none to choose from"),
     ],

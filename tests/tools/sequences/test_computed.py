@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pydtnn.data import load_dataset
 from pydtnn.train import main
+
+pytestmark = pytest.mark.tools
 
 EVERY = np.arange(64)
 

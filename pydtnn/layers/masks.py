@@ -1,8 +1,8 @@
-"""Which keys each query of attention sees: an interval of positions.
+"""Which keys each query attends to: an interval of positions.
 
 Causal order, windows, lengths of samples and documents of packed sequences are of this form. So
-kernels take one array, ``(N or 1, T1, 2)`` of int64: a query sees the keys from the first number
-on, as far as before the second.
+kernels take one array, ``(N or 1, T1, 2)`` of int64: a query attends to the keys from the first
+number on, as far as before the second.
 """
 
 from __future__ import annotations

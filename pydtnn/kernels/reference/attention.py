@@ -45,13 +45,14 @@ class At(NamedTuple):
 class AttentionKernels(KernelFamily):
     """``softmax(q k' scale + bias) v`` of each head, with weights ``softmax(...)`` ``(T1, T2)``.
 
-    The arguments of both directions that say which keys a query sees, and how much:
+    The arguments of both directions that say which keys a query attends to, and how much:
 
     seen : Array, optional
-        ``(N, T1, 2)`` or ``(1, T1, 2)`` of int64: a query sees the keys from the first number on,
-        as far as before the second, which are in 0..T2; all keys by default. Outputs and gradients
-        of queries that see no key are 0, as are the gradients of keys that no query sees. Padding,
-        causal order, documents of a packed sequence and windows are such intervals.
+        ``(N, T1, 2)`` or ``(1, T1, 2)`` of int64: a query attends to the keys from the first
+        number on, as far as before the second, which are in 0..T2; all keys by default. Outputs
+        and gradients of queries that attend to no key are 0, as are the gradients of keys that no
+        query attends to. Padding, causal order, documents of a packed sequence and windows are such
+        intervals.
     scale : float, optional
         By default ``1 / sqrt(E)``.
     bias : Array, optional

@@ -10,8 +10,8 @@
 /* q (batch, length, heads, width), keys k (batch, keys, heads, width), and values in the rows of k
  * behind them, with rows `ldq` and `ldk` apart; y (batch, length, heads, width), log_sums (batch,
  * heads, length). The first query is at position `query` of a sequence of `whole`, the first key at
- * `key`. A query sees the keys from seen[0] on, as far as before seen[1]; outputs of queries that
- * see none and gradients of keys that nobody sees are 0. Scores are products times `scale`, a
+ * `key`. A query attends to keys seen[0] to before seen[1]; outputs of queries that attend to
+ * none and gradients of keys that no query attends to are 0. Scores are products times `scale`, a
  * positive number, plus a finite bias, minus slopes times distances of positions. Dropped weights
  * are those whose word is below the threshold; without samples, none. Words are those of an array
  * with `first_head` heads before these. */

@@ -1,6 +1,7 @@
 """Schedules at their boundary steps, warm-up, names, bad input."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -11,6 +12,7 @@ from pydtnn.schedules import (
     CosineRestarts,
     OneCycle,
     Polynomial,
+    StableDecay,
     Step,
     Triangular,
     WarmUp,
@@ -53,6 +55,21 @@ def test_a_polynomial_falls_along_its_power(power, middle):
     schedule = Polynomial(1.0, steps=20, power=power, begin=10)
     assert [schedule(t) for t in (0, 10, 15, 20, 21)] == [1, 1, middle, 0, 0]
     assert Polynomial(1.0, steps=10, final=0.5)(5) == 0.75
+
+
+@each(("shape", "formula"), [("sqrt", lambda p: 1 - p**0.5), ("linear", lambda p: 1 - p)])
+def test_a_stable_rate_decays_by_its_authors_formula_in_the_last_part(shape, formula):
+    """Equation 1 of Hägele et al. 2024: N steps of which N_decay are the last."""
+    eta, warm, total, last = 0.3, 10, 200, 40
+    schedule = get_schedule("wsd", eta, total, 50, warmup_steps=warm, decay=0.2, shape=shape)
+    for n in range(total + 1):
+        stable = eta if n < total - last else eta * formula((n - (total - last)) / last)
+        assert schedule(n) == pytest.approx(min(stable, eta * (n + 1) / (warm + 1)), abs=1e-15)
+    exponential = StableDecay(1.0, 100, 0.5, "exponential", final=0.1)
+    falls = [exponential(t) - 0.1 + 0.9 * 0.001 / 0.999 for t in range(50, 101)]
+    ratios = [after / now for now, after in pairwise(falls)]
+    assert ratios == pytest.approx([0.001**0.02] * 50, rel=1e-9)
+    assert (exponential(50), exponential(100)) == (1, 0.1)
 
 
 def test_a_triangle_rises_over_a_fifth_and_falls_to_zero():
@@ -100,6 +117,7 @@ def test_names_give_schedules_for_a_length_of_training():
     assert by_name("cosine_restarts") == CosineRestarts(0.4, 334)
     assert by_name("sgdr", epochs=2, factor=2) == CosineRestarts(0.4, 200, 2)
     assert by_name("sgdr", warmup_steps=100)(400) == 0.4
+    assert by_name("wsd", decay=0.1) == WarmUp(StableDecay(0.4, 1000, 0.1), 10)
     assert by_name("triangular") == Triangular(0.4, 1000, 0.2)
     assert by_name("one-cycle", rise=0.4) == OneCycle(0.4, 1000, 0.4)
 
@@ -145,6 +163,11 @@ def test_a_warm_up_rises_to_what_follows_on_one_clock():
         (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, got 0"),
         (lambda: Step(0.1, (20, 10)), "Step: boundaries must increase"),
         (lambda: Step(0.1, 10, gamma=0), "Step: gamma must be above 0, got 0"),
+        (
+            lambda: StableDecay(0.1, 10, 0),
+            "StableDecay: decay must be above 0 and at most 1, got 0",
+        ),
+        (lambda: StableDecay(0.1, 10, shape="cosin"), "unknown value of shape 'cosin'"),
         (lambda: Triangular(0.1, 10, rise=1), "Triangular: rise must be at least 0 and below 1"),
         (lambda: OneCycle(0.1, 10, start=0.5), "OneCycle: start must be at least 1, got 0.5"),
         (lambda: WarmUp(Constant(1), -1), "WarmUp: steps must be at least 0, got -1"),

@@ -5,8 +5,8 @@ schedules count steps from the beginning of training, including the warm-up: "di
 means step 1000 with or without a warm-up. After their last step they are constant;
 `CosineRestarts` has none.
 
-A training of n steps makes its updates at steps 0 to n - 1. `Polynomial`, `Cosine` and `Triangular`
-reach their final rate at step n, after the last update, like ``PolynomialLR`` and
+A training of n steps makes its updates at steps 0 to n - 1. `Polynomial`, `Cosine`, `StableDecay`
+and `Triangular` reach their final rate at step n, after the last update, like ``PolynomialLR`` and
 ``CosineAnnealingLR`` of PyTorch: with a final rate of 0, the last update would otherwise have no
 effect. `OneCycle` reaches it at step n - 1, like ``OneCycleLR``.
 """
@@ -229,6 +229,53 @@ class CosineRestarts(_Planned):
         while passed >= length:
             passed, length = passed - length, length * self.factor
         return _between(self.lr, self.final, passed / length)
+
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "sqrt": lambda p: 1 - math.sqrt(p),
+    "linear": lambda p: 1 - p,
+    "exponential": lambda p: (0.001**p - 0.001) / 0.999,
+}
+"""Shapes of the decay of `StableDecay`, from 1 at 0 to 0 at 1."""
+
+
+@dataclass(frozen=True)
+class StableDecay(_Planned):
+    """A constant learning rate that decays in the last part of the training.
+
+    After `WarmUp` this is warm-up-stable-decay (WSD): a training can be prolonged from a checkpoint
+    of the constant part, as that does not depend on the number of steps. With ``p`` from 0 at step
+    ``round((1 - decay) steps)`` to 1 at step `steps`, ``lr(t) = final + (lr - final) f(p)``, and
+    ``f(p)`` is ``1 - sqrt(p)``, ``1 - p``, or exponential: ``(0.001^p - 0.001) / 0.999``.
+
+    Parameters
+    ----------
+    lr : float
+        Before the decay.
+    steps : int
+        Steps of the whole training.
+    decay : float
+        Share of the steps in which it decays, in (0, 1].
+    shape : {"sqrt", "linear", "exponential"}
+        The function f.
+    final : float
+        Learning rate at step `steps`, after the last update.
+
+    References
+    ----------
+    Hu et al., "MiniCPM: unveiling the potential of small language models with scalable training
+    strategies", 2024, section 4. Hägele et al., "Scaling laws and compute-optimal training beyond
+    fixed training durations", NeurIPS 2024, equation 1, with the shapes sqrt and linear.
+    """
+
+    decay: float = option(0.2, above=0, at_most=1)
+    shape: str = option("sqrt", among=SHAPES)
+    final: float = option(0.0, at_least=0)
+
+    def __call__(self, step: int) -> float:
+        begin = min(round((1 - self.decay) * self.steps), self.steps - 1)
+        left = SHAPES[self.shape](_progress(step, begin, self.steps))
+        return self.final + (self.lr - self.final) * left
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pydtnn.schedules.curves import (
     OneCycle,
     Polynomial,
     Schedule,
+    StableDecay,
     Step,
     Triangular,
     WarmUp,
@@ -99,6 +100,14 @@ def _cosine_restarts(
     return CosineRestarts(run.lr, steps, factor, final, begin=run.warmup_steps)
 
 
+def _wsd(
+    run: TrainingLength, decay: float = 0.2, shape: str = "sqrt", final: float = 0.0
+) -> Schedule:
+    """Warm up during a hundredth of the training by default."""
+    stable = StableDecay(run.lr, run.steps, decay, shape, final)
+    return WarmUp(stable, run.warmup_steps or run.steps // 100)
+
+
 def _triangular(run: TrainingLength, rise: float = 0.2) -> Schedule:
     return Triangular(run.lr, run.steps, rise)
 
@@ -117,6 +126,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "polynomial": _polynomial,
     "cosine": _cosine,
     "cosine_restarts": _cosine_restarts,
+    "wsd": _wsd,
     "triangular": _triangular,
     "one_cycle": _one_cycle,
 }
@@ -128,6 +138,7 @@ ALIASES = {
     "linear": "polynomial",
     "onecycle": "one_cycle",
     "sgdr": "cosine_restarts",
+    "warmup_stable_decay": "wsd",
 }
 """Other names of the schedules."""
 
@@ -163,8 +174,8 @@ def get_schedule(
     **options
         By name: "step": `boundaries` (steps, or one number for a fixed interval), `gamma`;
         "epochs": `epochs`, `gamma`; "polynomial": `power`, `final`; "cosine": `final`;
-        "cosine_restarts": `epochs` of the first period, `factor`, `final`; "triangular": `rise`;
-        "one_cycle": `rise`, `start`, `end`.
+        "cosine_restarts": `epochs` of the first period, `factor`, `final`; "wsd": `decay`,
+        `shape`, `final`; "triangular": `rise`; "one_cycle": `rise`, `start`, `end`.
 
     Returns
     -------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback
-from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.data import ArrayDataset
@@ -172,7 +172,7 @@ class Drawn:
 
 
 def _takes(scheme: str) -> list[str]:
-    return [*inspect.signature(SCHEMES[scheme]).parameters]
+    return [*inspect.signature(type(create_scheme(scheme, Serial()))).parameters]
 
 
 def flat(model: Model) -> np.ndarray:

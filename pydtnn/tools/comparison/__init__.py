@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydtnn.utils.lazy import Named, lazy
 
 if TYPE_CHECKING:
+    from pydtnn.tools.comparison.no_loco import NoLoCo as NoLoCo
     from pydtnn.tools.comparison.ok_topk import OkTopk as OkTopk
     from pydtnn.tools.comparison.ok_topk import ok_topk as ok_topk
     from pydtnn.tools.comparison.parameter_server import ParameterServer as ParameterServer
@@ -19,6 +20,7 @@ METHODS = {
         __name__,
         {
             "gradient_push": "GradientPush",
+            "noloco": "NoLoCo",
             "parameter_server": "ParameterServer",
             "stale_synchronous": "StaleSynchronous",
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,23 @@ def stale_synchronous(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.samples[:] = 1
 
 
+def noloco(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """A doubly stochastic matrix with 1/2 for both of each pair, and 1 for who is alone."""
+    ranks.apply_own_means(grads, counts)
+    ranks.samples[:] = 1
+    memory, (size, _) = ranks.memory, ranks.w.shape
+    outer = memory.get("outer", np.tile(ranks.centre, (size, 1)))
+    if ranks.steps % ranks.options["period"] == 0:
+        drawn, matrix = np.random.default_rng([3, ranks.steps]).permutation(size), np.eye(size)
+        for pair in zip(drawn[::2], drawn[1::2], strict=False):
+            matrix[np.ix_(pair, pair)] = 0.5
+        rate, momentum, pull = (ranks.options[name] for name in ("rate", "momentum", "pull"))
+        step = momentum * memory.get("step", 0) + rate * matrix @ (ranks.w - outer)
+        memory["step"] = step = step + pull * (matrix @ outer - outer)
+        memory["outer"] = outer + step
+        ranks.w = memory["outer"].copy()
+
+
 def ok_topk(ranks: Ranks, grads: Array, counts: Array) -> None:
     """Values above a threshold of each rank, whose sums are above another one."""
     memory, ends = ranks.memory, np.cumsum(ranks.options.get("sizes", [len(grads[0])]))
@@ -78,21 +96,24 @@ def ok_topk(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.apply([total] * len(grads))
 
 
+PAIRED = {"period": 7, "rate": 0.6, "momentum": 0.4, "pull": 0.5, "seed": 3}
+
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (gradient_push, {"graph": "random"}),
     (stale_synchronous, {"staleness": 3}),
+    (noloco, PAIRED),
     (ok_topk, {"share": 0.1, "renew": 8}),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _references(monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in (gradient_push, stale_synchronous):
+    for step in (gradient_push, stale_synchronous, noloco):
         monkeypatch.setitem(STEPS, step.__name__, step)
     monkeypatch.setitem(COMPRESSED, "ok_topk", ok_topk)
 
 
-@each("ranks", [1, 3])
+@each("ranks", [1, 3, 4])
 @each(("step", "options"), CASES)
 def test_200_steps_are_those_of_the_method_in_numpy(step, options, ranks):
     drawn = long_run(step.__name__, options, "momentum", ranks)
@@ -102,10 +123,12 @@ def test_200_steps_are_those_of_the_method_in_numpy(step, options, ranks):
         assert logs[-1]["loss"] == pytest.approx(history[-1]["loss"], rel=1e-12)
 
 
-def test_check_scheme_compares_each_step_with_the_reference():
-    options: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False}
-    options |= {"reference": reference("gradient_push", graph="random")}
-    check_scheme(GradientPush, ranks=[3], optimizer=lambda: SGD(0.02), **options)
+@each(("scheme", "options"), [("gradient_push", {"graph": "random"}), ("noloco", PAIRED)])
+def test_check_scheme_compares_each_step_with_the_reference(scheme, options):
+    method = partial(METHODS["scheme"][scheme], **options)
+    rest: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False}
+    rest |= {"reference": reference(scheme, **options), "optimizer": lambda: SGD(0.02)}
+    check_scheme(method, ranks=[3], **rest)
 
 
 @pytest.mark.threads(3)
@@ -130,7 +153,7 @@ def test_a_rank_that_is_stale_synchronous_waits_when_it_is_staleness_steps_ahead
         np.testing.assert_array_equal(late[:, step], expected, err_msg=f"step {step}")
 
 
-@pytest.mark.threads(1, 3)
+@pytest.mark.threads(1, 2, 3)
 def test_schemes_send_what_their_formulas_say(comm):
     buckets = trainer_of(create_scheme("allreduce", comm), SGD(0.1)).model.buckets
     b, n, p = len(buckets), sum(bucket.values.nbytes for bucket in buckets), comm.size
@@ -138,6 +161,7 @@ def test_schemes_send_what_their_formulas_say(comm):
     for name, options, messages, sent in [
         ("stale_synchronous", {}, 20 * (p - 1) * b, 20 * (p - 1) * n),
         ("gradient_push", {"graph": "random"}, 20 * one * (1 + b), 20 * one * (8 + n)),
+        *([("noloco", {"period": 5}, 8 * one * b, 8 * one * n)] * (p < 3)),
     ]:
         found = counted(comm, name, options, 20)
         assert found == (messages, pytest.approx(sent, abs=messages)), name

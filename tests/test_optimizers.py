@@ -466,7 +466,11 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
         pass
 
     others = {name for name, rule in OPTIMIZERS.items() if not rule.capturable}
-    assert others == {"adagrad", "lion"}  # on a GPU these have no kernels of their own
+    assert others == {
+        "adagrad",
+        "lion",
+        "schedule_free",
+    }  # on a GPU these have no kernels of their own
     assert not Own.capturable
 
 

@@ -81,8 +81,9 @@ class ExponentialMovingAverage(Callback):
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Start from the model's parameters, or continue with the average of an earlier `fit`."""
-        if why := why_not("equal ranks", trainer.setup):
-            raise AgreedError(f"{type(self).__name__} {why}")
+        for feature in ("equal ranks", "average of parameters"):
+            if why := why_not(feature, trainer.setup):
+                raise AgreedError(f"{type(self).__name__} {why}")
         self._bind(trainer)
         if not self.updates:
             self._start()

@@ -10,7 +10,15 @@ from pydtnn.utils.lazy import Named, lazy
 from pydtnn.utils.registry import Registry
 
 if TYPE_CHECKING:
-    from pydtnn.optimizers.adaptive import Adagrad, Adam, AdamW, Lion, Nadam, RMSProp
+    from pydtnn.optimizers.adaptive import (
+        Adagrad,
+        Adam,
+        AdamW,
+        Lion,
+        Nadam,
+        RMSProp,
+        ScheduleFreeAdamW,
+    )
     from pydtnn.optimizers.layerwise import LAMB, LARS
     from pydtnn.optimizers.sgd import SGD
 
@@ -26,6 +34,7 @@ __all__ = [
     "Nadam",
     "Optimizer",
     "RMSProp",
+    "ScheduleFreeAdamW",
     "get_optimizer",
 ]
 
@@ -38,6 +47,7 @@ OPTIMIZERS = Named(
         "lion": "Lion",
         "adam": "Adam",
         "adamw": "AdamW",
+        "schedule_free": "ScheduleFreeAdamW",
         "nadam": "Nadam",
         "lars": "LARS",
         "lamb": "LAMB",

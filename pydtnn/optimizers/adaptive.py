@@ -1,4 +1,4 @@
-"""Rules that scale each element's step: RMSProp, Adagrad, Lion, Adam, AdamW, Nadam."""
+"""Rules that scale each element's step: RMSProp, Adagrad, Lion, Adam and its kin."""
 
 from __future__ import annotations
 
@@ -165,6 +165,61 @@ class AdamW(Adam):
 
     decoupled = capturable = scales = True
     weight_decay: float = option(0.01, at_least=0)
+
+
+class ScheduleFreeAdamW(AdamW):
+    """AdamW that averages its steps instead of reducing the learning rate.
+
+    With ``y = x + offset = (1 - beta1) z + beta1 x``, where gradients are computed, and ``s = lr
+    sqrt(1 - beta2^t) (g / (sqrt(v) + epsilon) + decay y)``: ``z -= s``; ``x += c (z - x)``. The
+    average x is evaluated and saved (`Optimizer.offset`); a further `fit` starts from it.
+    Checkpoints contain y. The weight c is ``r^2 / sum r^2`` with the largest rate r of the
+    schedule so far, without `lr_factor`: the schedule is a constant, possibly after a warm-up.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    beta1, beta2 : float
+        In [0, 1): the weight of x in y, and that of the running mean of the squares.
+    epsilon : float
+    weight_decay, clip_norm, groups
+        See `Optimizer`.
+
+    References
+    ----------
+    Defazio et al., "The road less scheduled", NeurIPS 2024, algorithm 1.
+    """
+
+    default_lr = 0.0025
+    slots = ("offset", "v")
+    offset = "offset"
+    weight_decay: float = option(0.0, at_least=0)
+
+    def __init__(self, lr: float | Schedule | None = None, **options: Any) -> None:
+        super().__init__(lr, **options)
+        self._weights: tuple[Any, int, float, float] = (None, 0, 0.0, 0.0)
+
+    def terms(self, step: int) -> dict[str, float]:
+        """Compute the weight of this update in the average, from the rates of all so far."""
+        schedule, done, largest, total = self._weights
+        if schedule is not self.schedule or done >= step:
+            done, largest, total = 0, 0.0, 0.0
+        for t in range(done + 1, step + 1):
+            largest = max(largest, self.schedule(t - 1) * (1 - self.beta2**t) ** 0.5)
+            total += largest**2
+        self._weights = self.schedule, step, largest, total
+        return {"weight": largest**2 / total if total else 0.0}
+
+    def update(self, w: Array, g: Array, *slots: Any, **numbers: Any) -> None:
+        offset, v = slots
+        v *= self.beta2
+        v += (1 - self.beta2) * g * g
+        lr = numbers["lr"] * (1 - self.beta2 ** numbers["step"]) ** 0.5
+        s = lr * (g / (self.backend.xp.sqrt(v) + self.epsilon) + numbers["decay"] * w)
+        before = offset.copy()  # (1 - beta1) (z - x)
+        offset -= (1 - self.beta1) * s
+        offset *= 1 - numbers["weight"]
+        w += self.beta1 / (1 - self.beta1) * (before - offset) - s
 
 
 class Nadam(Adam):

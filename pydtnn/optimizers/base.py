@@ -271,6 +271,9 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         Updates made.
     lr_factor : float
         Factor on the learning rate, for callbacks that reduce it; saved with the state.
+    offset : str
+        Class attribute of a rule that averages: the slot with the difference of the parameters,
+        with which gradients are computed, from their average, which is evaluated and saved.
     capturable : bool
         Whether an update runs on the device only and may be captured once in a CUDA graph and
         replayed for all later steps: it reads no value on the host that changes between steps,
@@ -300,6 +303,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
     slots: tuple[str, ...] = ()
     per_parameter: bool = False
     needs_all_gradients: bool = False
+    offset: ClassVar[str] = ""
     capturable: ClassVar[bool] = False
     scales: ClassVar[bool] = False
     backend: Backend
@@ -623,6 +627,30 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             self.update(*views, decay=group.weight_decay, **terms)
         if self.rounding is not None:
             self._round(bucket)
+
+    def settle(self) -> None:
+        """Replace the parameters by their average, if the rule has one: at the end of training.
+
+        Further updates start there, with an `offset` of 0. Collective; parameters must be whole.
+        """
+        for slot, bucket, own, offset in self.stored():
+            if slot == self.offset:
+                average = bucket.values[own] - offset
+                bucket.values[...] = self._share.gather(bucket, average)
+                offset[...] = 0
+
+    @contextlib.contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Context in which the parameters are their average, if the rule has one. Collective."""
+        changed = [array for slot, _, _, array in self.stored() if slot == self.offset]
+        changed += [bucket.values for bucket in self._buckets() if self.offset]
+        before = [array.copy() for array in changed]
+        try:
+            self.settle()
+            yield
+        finally:
+            for array, values in zip(changed, before, strict=True):
+                array[...] = values
 
     def _places(self) -> dict[str, tuple[Bucket, int, BucketEntry]]:
         """Return the name and the position of every parameter's part of every slot."""

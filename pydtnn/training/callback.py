@@ -294,11 +294,12 @@ def training_seconds(trainer: Training) -> float:
 def evaluated(trainer: Training) -> Iterator[None]:
     """Context in which the model has the parameters that are evaluated and kept as results.
 
-    Collective: all ranks call it. These are the parameters of `Trainer.averaged`, or those that a
-    callback puts in their place (`Callback.evaluated`). Checkpoints contain the parameters with
-    which training continues, and are saved outside of this context.
+    Collective: all ranks call it. These are the parameters of `Trainer.averaged`, or those that the
+    optimizer or a callback puts in their place (`Optimizer.offset`, `Callback.evaluated`).
+    Checkpoints contain the parameters with which training continues, and are saved outside of this
+    context.
     """
-    with trainer.averaged(), contextlib.ExitStack() as stack:
+    with trainer.averaged(), trainer.optimizer.evaluated(), contextlib.ExitStack() as stack:
         for callback in trainer.callbacks:
             stack.enter_context(callback.evaluated(trainer))
         yield

@@ -208,6 +208,21 @@ FEATURES = {
             "such as SGD or AdamW",
         },
     ),
+    "average of an optimizer": Feature(
+        lambda setup: setup.optimizer.offset and type(setup.optimizer).__name__,
+        "--optimizer schedule_free",
+        {
+            "ranks that differ": "{0} evaluates an average of the parameters, which must be the "
+            "same on all ranks, got {1}; use a scheme such as AllReduce",
+        },
+    ),
+    "average of parameters": Feature(
+        options="--ema",
+        excludes={
+            "average of an optimizer": "requires a rule that is evaluated at the parameters that "
+            "it trains, got {1}, which averages them; omit it"
+        },
+    ),
     "format of optimizer state": Feature(
         lambda setup: setup.model.formats and setup.model.formats.optimizer,
         excludes={

@@ -334,6 +334,7 @@ class Trainer(SuggestsNames):
             self.synchronise()
             make_equal(self.exchange)
             self._notify("on_fit_end")
+            self.optimizer.settle()
             self._notify("finish")
         except NotFiniteError:
             self.compare_ranks()  # a difference may be the cause

@@ -20,8 +20,8 @@ from pydtnn.callbacks import (
 )
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.monitor.supervision import supervise_alone
-from pydtnn.optimizers import SGD, Adam, Optimizer
-from pydtnn.schedules import Cosine
+from pydtnn.optimizers import SGD, Adam, Optimizer, ScheduleFreeAdamW
+from pydtnn.schedules import Constant, Cosine, WarmUp
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import errors
@@ -45,6 +45,7 @@ EPOCHS = 3
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "momentum": lambda: SGD(Cosine(0.1, 12), momentum=0.9, weight_decay=1e-3, clip_norm=1.0),
     "adam": lambda: Adam(Cosine(0.01, 12)),
+    "schedule_free": lambda: ScheduleFreeAdamW(WarmUp(Constant(0.01), 3)),
 }
 
 
@@ -120,6 +121,7 @@ def resumed_at(steps: Sequence[int], comm: Communicator, folder: Path, **options
         ([STEPS - 1], "adam"),
         ([STEPS], "momentum"),
         ([STEPS + 1, 2 * STEPS + 2], "adam"),
+        ([STEPS + 1], "schedule_free"),
     ],
 )
 def test_a_serial_run_ends_in_the_same_bytes_from_any_step(steps, optimizer, tmp_path):

@@ -54,9 +54,13 @@ cdef attention_shape shape_of(q, kv, ptrdiff_t heads, at, seen, scale, bias, slo
         s.keys, s.ldk, s.width = kv.shape[1], kv.shape[2], s.ldq // heads
     s.query, s.key, s.whole = at or (0, 0, max(s.length, s.keys))
     s.scale = s.width ** -0.5 if scale is None else scale
-    samples_seen = 0 if seen is None else len(seen)
+    cdef ptrdiff_t samples_seen = 0 if seen is None else len(seen)
     s.seen = <const int64_t *>optional(seen, sizeof(int64_t), samples_seen * s.length * 2)
     s.seen_stride = 2 * s.length if samples_seen > 1 else 0
+    cdef ptrdiff_t i
+    for i in range(samples_seen * s.length * 2):
+        if not 0 <= s.seen[i] <= s.keys:
+            raise ValueError(f"attention: keys must be in 0..{s.keys}, got {s.seen[i]}")
     s.bias = optional(bias, 0 if bias is None else itemsize(bias), s.heads * s.length * s.keys)
     s.slopes = <const double *>optional(slopes, sizeof(double), s.heads)
     samples, s.seed, s.stream, s.epoch, s.threshold, s.factor, s.first_head = dropout or (

@@ -45,7 +45,7 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
         require(native(out, qkv, kv, bias) and native(log_sums, out))
-        options = heads, at, *_added(qkv, kv, seen, scale, bias, slopes), _numbers(dropout)
+        options = heads, at, *_added(qkv, seen, scale, bias, slopes), _numbers(dropout)
         kv = None if kv is None else contiguous(kv)
         self.kernels.forward(contiguous(qkv), kv, *options, out, log_sums, self.threads)
 
@@ -72,7 +72,7 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
         gradients = [x for x in (out_kv, out_bias) if x is not None]
         require(native(out, dy, qkv, kv, y, log_sums, bias) and all(map(native, gradients)))
-        options = heads, at, *_added(qkv, kv, seen, scale, bias, slopes), _numbers(dropout)
+        options = heads, at, *_added(qkv, seen, scale, bias, slopes), _numbers(dropout)
         kv = None if kv is None else contiguous(kv)
         dy, qkv, y, log_sums = map(contiguous, (dy, qkv, y, log_sums))
         self.kernels.backward(
@@ -81,24 +81,18 @@ class CpuAttention(Widened, Compiled, reference.AttentionKernels):
 
 
 def _added(
-    qkv: Array,
-    kv: Array | None,
+    q: Array,
     seen: Array | None,
     scale: float | None,
     bias: Array | None,
     slopes: Array | None,
 ) -> tuple[Any, ...]:
-    """Return what scores depend on as the kernels take it, after a check of the intervals."""
-    keys = (qkv if kv is None else kv).shape[1]
+    """Return what scores depend on as the kernels take it."""
     if seen is not None:
-        seen = np.require(seen, np.int64, ["C", "A"])
-        if len(seen) not in (1, len(qkv)) or seen.shape[1:] != (qkv.shape[1], 2):
+        seen = contiguous(np.asarray(seen, np.int64))
+        if len(seen) not in (1, len(q)) or seen.shape[1:] != (q.shape[1], 2):
             raise ValueError(f"attention: an array of intervals has the shape {seen.shape}")
-        if seen.size and not 0 <= seen.min() <= seen.max() <= keys:
-            raise ValueError(
-                f"attention: keys must be in 0..{keys}, got {seen.min()} to {seen.max()}"
-            )
-    slopes = None if slopes is None else np.require(slopes, np.float64, ["C", "A"])
+    slopes = None if slopes is None else contiguous(np.asarray(slopes, np.float64))
     return seen, scale, None if bias is None else contiguous(bias), slopes
 
 

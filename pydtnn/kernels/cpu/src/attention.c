@@ -123,13 +123,14 @@ static ptrdiff_t forward_scratch(const struct attention_shape *s) {
 
 /* Output of one head; scratch: forward_scratch. */
 static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                         const real *q, const real *k, real *y, real *log_sums, real *scratch) {
-    const ptrdiff_t length = seeing(s, sample), keys = seen_by(s, sample, 0, length).to,
-                    width = s->width, ldy = s->heads * width, ldq = s->ldq;
+                         const struct blocks *blocks, const real *q, const real *k, real *y,
+                         real *log_sums, real *scratch) {
+    const ptrdiff_t length = blocks->length, keys = blocks->keys, width = s->width,
+                    ldy = s->heads * width, ldq = s->ldq;
+    const struct block *block = blocks->at;
     real *keys_packed = scratch, *values = keys_packed + panels_size(width, keys),
          *score = values + panels_size(keys, width);
     struct softmax state;
-    struct block block;
     q += sample * s->length * ldq + head * width;
     k += sample * s->keys * s->ldk + head * width;
     y += sample * s->length * ldy + head * width;
@@ -144,14 +145,13 @@ static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrd
             state.top[r] = (real)-__builtin_inf();
             state.sum[r] = 0;
         }
-        const struct interval seen = seen_by(s, sample, i, queries);
         int first = 1;
-        for (ptrdiff_t j = seen.from / KEYS * KEYS; j < seen.to; j += KEYS) {
-            find_block(s, sample, length, keys, i, j, &block);
-            NAME(attention_scores)(&block, keys, width, q + i * ldq, ldq, keys_packed, score);
-            if (s->bias || s->slopes) NAME(attention_add_bias)(s, head, &block, score);
-            weigh(s, sample, head, &block, first, score, &state, y + i * ldy, ldy);
-            NAME(attention_values)(&block, keys, width, score, values, y + i * ldy, ldy,
+        for (ptrdiff_t j = 0; j < keys; j += KEYS, block++) {
+            if (block->keys == 0) continue;
+            NAME(attention_scores)(block, keys, width, q + i * ldq, ldq, keys_packed, score);
+            if (s->bias || s->slopes) NAME(attention_add_bias)(s, head, block, score);
+            weigh(s, sample, head, block, first, score, &state, y + i * ldy, ldy);
+            NAME(attention_values)(block, keys, width, score, values, y + i * ldy, ldy,
                                    s->seen || !first);
             first = 0;
         }
@@ -164,16 +164,20 @@ static int forward(const struct attention_shape *s, const void *q, const void *k
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
+        struct blocks blocks;
         real *scratch = NAME(scratch_new)(forward_scratch(s));
-        if (!scratch) {
+        const int ready = NAME(attention_new_blocks)(s, &blocks) && scratch;
+        if (!ready) {
 #pragma omp atomic write
             status = -1;
         }
 #pragma omp for schedule(static) nowait
         for (ptrdiff_t i = 0; i < s->batch * s->heads; i++) {
-            if (!scratch) continue;
-            forward_head(s, i / s->heads, i % s->heads, q, k, y, log_sums, scratch);
+            if (!ready) continue;
+            NAME(attention_find_blocks)(s, i / s->heads, &blocks);
+            forward_head(s, i / s->heads, i % s->heads, &blocks, q, k, y, log_sums, scratch);
         }
+        free(blocks.at);
         free(scratch);
     }
     return status;
@@ -187,21 +191,25 @@ static int backward(const struct attention_shape *s, const void *dy, const void 
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
+        struct blocks blocks;
         real *scratch = NAME(scratch_new)(NAME(attention_backward_scratch)(s));
-        if (!scratch) {
+        const int ready = NAME(attention_new_blocks)(s, &blocks) && scratch;
+        if (!ready) {
 #pragma omp atomic write
             status = -1;
         }
 #pragma omp for schedule(static) nowait
         for (ptrdiff_t i = 0; i < (dbias ? 1 : s->batch) * s->heads; i++) {
-            if (!scratch) continue;
+            if (!ready) continue;
             real *own = dbias ? (real *)dbias + i * size : NULL;
             if (own) memset(own, 0, (size_t)size * sizeof(real));
             for (ptrdiff_t n = 0; n < samples; n++) {
-                NAME(attention_backward_head)(s, i / s->heads + n, i % s->heads, dy, q, k, y,
-                                              log_sums, dq, dk, own, scratch);
+                NAME(attention_find_blocks)(s, i / s->heads + n, &blocks);
+                NAME(attention_backward_head)(s, i / s->heads + n, i % s->heads, &blocks, dy, q, k,
+                                              y, log_sums, dq, dk, own, scratch);
             }
         }
+        free(blocks.at);
         free(scratch);
     }
     return status;

@@ -29,7 +29,8 @@ INLINE void differentiate_vector(real *p, real *dp, const real *kept, ptrdiff_t 
 static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
                           const struct block *b, const real *log_sums, const real *dot, real *p,
                           real *dp, real *dbias) {
-    const real scale = (real)s->scale, unscaled = (real)(1 / s->scale), factor = to_powers_of_2(s), log2_e = (real)1.4426950408889634;
+    const real scale = (real)s->scale, unscaled = (real)(1 / s->scale),
+               factor = to_powers_of_2(s), log2_e = (real)1.4426950408889634;
     real kept[KEYS] __attribute__((aligned(64)));
     for (ptrdiff_t i = 0; i < b->queries; i++, p += PITCH, dp += PITCH) {
         const ptrdiff_t from = b->from[i] - b->from[i] % LANES, to = b->to[i];
@@ -74,11 +75,12 @@ ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s) {
 }
 
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
-                                   ptrdiff_t head, const real *dy, const real *q, const real *k,
-                                   const real *y, const real *log_sums, real *dq, real *dk,
-                                   real *dbias, real *scratch) {
-    const ptrdiff_t length = seeing(s, sample), keys = seen_by(s, sample, 0, length).to,
-                    width = s->width, ldy = s->heads * width, ldq = s->ldq, ldk = s->ldk;
+                                   ptrdiff_t head, const struct blocks *blocks, const real *dy,
+                                   const real *q, const real *k, const real *y,
+                                   const real *log_sums, real *dq, real *dk, real *dbias,
+                                   real *scratch) {
+    const ptrdiff_t length = blocks->length, keys = blocks->keys, width = s->width,
+                    ldy = s->heads * width, ldq = s->ldq, ldk = s->ldk;
     const ptrdiff_t at = sample * s->length * ldy + head * width,
                     at_q = sample * s->length * ldq + head * width,
                     at_k = sample * s->keys * ldk + head * width;
@@ -89,7 +91,6 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
          *k_rows = q_rows + panels_size(length, width),
          *dy_rows = k_rows + panels_size(keys, width), *p = dy_rows + panels_size(length, width),
          *dp = p + QUERIES * PITCH, *dot = dp + QUERIES * PITCH;
-    struct block block;
     q += at_q;
     dq += at_q;
     k += at_k;
@@ -106,17 +107,17 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
     NAME(attention_pack)(length, width, dy, ldy, dy_rows);
     row_dots(s, length, dy, y + at, dot);
     for (ptrdiff_t j = 0; j < keys; j += KEYS) {
-        for (ptrdiff_t i = 0; i < length; i += QUERIES) {
-            find_block(s, sample, length, keys, i, j, &block);
-            if (block.keys == 0) continue;
-            NAME(attention_scores)(&block, keys, width, q + i * ldq, ldq, keys_turned, p);
-            NAME(attention_scores)(&block, keys, width, dy + i * ldy, ldy, values_turned, dp);
-            if (s->bias || s->slopes) NAME(attention_add_bias)(s, head, &block, p);
-            differentiate(s, sample, head, &block, log_sums + i, dot + i, p, dp, dbias);
+        const struct block *block = blocks->at + j / KEYS;
+        for (ptrdiff_t i = 0; i < length; i += QUERIES, block += ceil_div(keys, KEYS)) {
+            if (block->keys == 0) continue;
+            NAME(attention_scores)(block, keys, width, q + i * ldq, ldq, keys_turned, p);
+            NAME(attention_scores)(block, keys, width, dy + i * ldy, ldy, values_turned, dp);
+            if (s->bias || s->slopes) NAME(attention_add_bias)(s, head, block, p);
+            differentiate(s, sample, head, block, log_sums + i, dot + i, p, dp, dbias);
             const int add = s->seen || i > 0; /* to what earlier queries gave */
-            NAME(attention_outer)(&block, length, width, p, dy_rows, dv + j * ldk, ldk, add);
-            NAME(attention_outer)(&block, length, width, dp, q_rows, dk + j * ldk, ldk, add);
-            NAME(attention_values)(&block, keys, width, dp, k_rows, dq + i * ldq, ldq,
+            NAME(attention_outer)(block, length, width, p, dy_rows, dv + j * ldk, ldk, add);
+            NAME(attention_outer)(block, length, width, dp, q_rows, dk + j * ldk, ldk, add);
+            NAME(attention_values)(block, keys, width, dp, k_rows, dq + i * ldq, ldq,
                                    s->seen || j > 0);
         }
     }

@@ -2,6 +2,60 @@
 #include "attention_parts.h"
 #include "philox.h"
 
+static const int64_t *seen_of(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t query) {
+    return s->seen + sample * s->seen_stride + 2 * query;
+}
+
+static void find_block(const struct attention_shape *s, const struct blocks *all, ptrdiff_t query,
+                       ptrdiff_t key, struct block *b) {
+    const int keys = (int)smaller(all->keys - key, KEYS);
+    *b = (struct block){.query = query,
+                        .queries = smaller(all->length - query, QUERIES),
+                        .key = key,
+                        .keys = keys,
+                        .whole = 1};
+    memset(b->to, keys, sizeof b->to);
+    if (!s->seen) return;
+    const int64_t *seen = seen_of(s, all->sample, query);
+    int last = 0, steep = 0;
+    for (ptrdiff_t i = 0; i < b->queries; i++) {
+        const ptrdiff_t from = smaller(larger(seen[2 * i] - key, 0), keys);
+        const ptrdiff_t to = larger(smaller(seen[2 * i + 1] - key, keys), from);
+        b->from[i] = (uint8_t)from;
+        b->to[i] = (uint8_t)to;
+        b->whole &= from == 0 && to == keys;
+        last = from < to && to > last ? (int)to : last;
+        steep |= i > 0 && (unsigned)(b->from[i] - b->from[i - 1]) > 1;
+        steep |= i > 0 && (unsigned)(b->to[i] - b->to[i - 1]) > 1;
+    }
+    b->gradual = !steep;
+    b->keys = last;
+}
+
+void NAME(attention_find_blocks)(const struct attention_shape *s, ptrdiff_t sample,
+                                 struct blocks *blocks) {
+    if (blocks->sample == sample || (blocks->sample >= 0 && s->seen_stride == 0)) return;
+    blocks->sample = sample;
+    blocks->length = s->seen ? 0 : s->length;
+    blocks->keys = s->seen ? 0 : s->keys;
+    for (ptrdiff_t i = 0; s->seen && i < s->length; i++) {
+        const int64_t *seen = seen_of(s, sample, i);
+        if (seen[0] >= seen[1]) continue;
+        blocks->length = i + 1;
+        blocks->keys = larger(blocks->keys, seen[1]);
+    }
+    struct block *block = blocks->at;
+    for (ptrdiff_t i = 0; i < blocks->length; i += QUERIES) {
+        for (ptrdiff_t j = 0; j < blocks->keys; j += KEYS) find_block(s, blocks, i, j, block++);
+    }
+}
+
+struct block *NAME(attention_new_blocks)(const struct attention_shape *s, struct blocks *blocks) {
+    const ptrdiff_t n = ceil_div(s->length, QUERIES) * ceil_div(s->keys, KEYS);
+    *blocks = (struct blocks){.sample = -1, .at = malloc(larger(n, 1) * sizeof(struct block))};
+    return blocks->at;
+}
+
 void NAME(attention_pack)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride,
                           real *dst) {
     NAME(gemm_pack_panels)(rows, columns, ROWS_COLUMNS, src, stride, rows * ROWS_COLUMNS, dst);

@@ -34,73 +34,28 @@ struct block {
     ptrdiff_t query, queries, key, keys;
     int whole;   /* all queries see all keys */
     int gradual; /* the next query begins and ends to see at the same key, or the next */
-    int from[QUERIES], to[QUERIES];
+    uint8_t from[QUERIES], to[QUERIES];
 };
 
-/* What the queries [first, first + rows) of a sample see: the first key, and that behind the last.
- */
+/* The blocks of a sample, those of the first queries first. They are those of all heads, and of all
+ * samples if `seen` is. */
+struct blocks {
+    ptrdiff_t sample;       /* -1: none yet */
+    ptrdiff_t length, keys; /* as far as the last query that sees a key, and the last key seen */
+    struct block *at;
+};
+
+/* Positions from the first one to before the other. */
 struct interval {
     ptrdiff_t from, to;
 };
 
-INLINE const int64_t *seen_of(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t query) {
-    return s->seen + sample * s->seen_stride + 2 * query;
-}
+/* Find the blocks of a sample, unless they are known. */
+void NAME(attention_find_blocks)(const struct attention_shape *s, ptrdiff_t sample,
+                                 struct blocks *blocks);
 
-INLINE struct interval seen_by(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t query,
-                               ptrdiff_t queries) {
-    struct interval all = {0, s->keys};
-    if (!s->seen) return all;
-    all = (struct interval){s->keys, 0};
-    for (ptrdiff_t i = 0; i < queries; i++) {
-        const int64_t *seen = seen_of(s, sample, query + i);
-        if (seen[0] >= seen[1]) continue;
-        all.from = smaller(all.from, (ptrdiff_t)seen[0]);
-        all.to = larger(all.to, (ptrdiff_t)seen[1]);
-    }
-    return all;
-}
-
-/* Queries of a sample, but those behind the last one that sees a key. */
-INLINE ptrdiff_t seeing(const struct attention_shape *s, ptrdiff_t sample) {
-    ptrdiff_t length = s->length;
-    while (s->seen && length > 0) {
-        const int64_t *seen = seen_of(s, sample, length - 1);
-        if (seen[0] < seen[1]) break;
-        length--;
-    }
-    return length;
-}
-
-INLINE void find_block(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t length,
-                       ptrdiff_t all, ptrdiff_t query, ptrdiff_t key, struct block *b) {
-    const int keys = (int)smaller(all - key, KEYS);
-    *b = (struct block){.query = query,
-                        .queries = smaller(length - query, QUERIES),
-                        .key = key,
-                        .keys = keys,
-                        .whole = 1};
-    for (int i = 0; i < QUERIES; i++) b->to[i] = keys;
-    if (!s->seen) return;
-    const int64_t *seen = seen_of(s, sample, query);
-    int last = 0, whole = 1, steep = 0;
-    for (int i = 0; i < b->queries; i++) {
-        const int from = (int)(seen[2 * i] - key), to = (int)(seen[2 * i + 1] - key);
-        b->from[i] = from < 0 ? 0 : from > keys ? keys : from;
-        b->to[i] = to > keys ? keys : to;
-        b->to[i] = b->to[i] < b->from[i] ? b->from[i] : b->to[i];
-        whole &= (b->from[i] == 0) & (b->to[i] == keys);
-        const int end = b->from[i] < b->to[i] ? b->to[i] : 0;
-        last = end > last ? end : last;
-    }
-    for (int i = 1; i < b->queries; i++) {
-        steep |= (unsigned)(b->from[i] - b->from[i - 1]) > 1;
-        steep |= (unsigned)(b->to[i] - b->to[i - 1]) > 1;
-    }
-    b->whole = whole;
-    b->gradual = !steep;
-    b->keys = last;
-}
+/* Memory for blocks, which are not known yet; NULL if there is none. */
+struct block *NAME(attention_new_blocks)(const struct attention_shape *s, struct blocks *blocks);
 
 /* The keys that some of the queries [i, i + rows) of a block see. */
 INLINE struct interval keys_of(const struct block *b, ptrdiff_t i, ptrdiff_t rows) {
@@ -193,8 +148,9 @@ void NAME(attention_mask)(const struct attention_shape *s, ptrdiff_t sample, ptr
 /* Gradients of one head, and the elements of its scratch memory. */
 ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s);
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
-                                   ptrdiff_t head, const real *dy, const real *q, const real *k,
-                                   const real *y, const real *log_sums, real *dq, real *dk,
-                                   real *dbias, real *scratch);
+                                   ptrdiff_t head, const struct blocks *blocks, const real *dy,
+                                   const real *q, const real *k, const real *y,
+                                   const real *log_sums, real *dq, real *dk, real *dbias,
+                                   real *scratch);
 
 #endif

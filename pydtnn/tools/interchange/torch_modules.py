@@ -27,9 +27,16 @@ from pydtnn.tools.interchange.onnx.importing import (
     channels_last,
     check_operators,
     create_model,
+    like,
 )
 from pydtnn.tools.interchange.onnx.rewriting import joined
-from pydtnn.tools.interchange.torch_operators import AtenDraft, run_in_double
+from pydtnn.tools.interchange.torch_operators import (
+    AtenDraft,
+    bound,
+    listed,
+    name_of,
+    run_in_double,
+)
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import check_bool
 
@@ -70,7 +77,9 @@ def from_torch(
         dropout of the weights of attention, in that mode only.
     example : torch.Tensor or tuple of torch.Tensor
         Inputs: images ``(N, C, H, W)``, sequences ``(N, T, C)``, tokens ``(N, T)`` of integers or
-        features ``(N, C)``. The model has samples of this size, and batches of any.
+        features ``(N, C)``. The model has samples of this size, and batches of any. Inputs and
+        outputs ``(T, N, C)`` or ``(D, N, H)`` of recurrent layers, and tuples of these, are
+        ``(N, T, C)`` and ``(N, D, H)`` here, one after the other.
     backend : Backend or str
     dtype : str
         See `Model`.
@@ -165,6 +174,8 @@ class Traced:
         Their values in float64.
     names : dict of str to str
         The name in `tensors` of each such input of the exported graph.
+    axes : tuple of int
+        Of the batch in the inputs.
     """
 
     who: str
@@ -174,6 +185,7 @@ class Traced:
     tensors: dict[str, Any]
     arrays: dict[str, np.ndarray]
     names: dict[str, str]
+    axes: tuple[int, ...]
 
     @classmethod
     def of(cls, who: str, module: Any, example: Any) -> Traced:
@@ -181,25 +193,28 @@ class Traced:
         torch: Any = import_optional("torch", "torch", who)
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"{who}: module must be a torch.nn.Module, got {module!r:.100}")
-        given = example if isinstance(example, tuple) else (example,)
-        fits = [isinstance(x, torch.Tensor) and 2 <= x.ndim <= 5 and len(x) for x in given]
-        if not all(fits) or len({len(x) for x in given}) != 1:
+        example = example if isinstance(example, tuple) else (example,)
+        given, structure = torch.utils._pytree.tree_flatten(example)
+        recurrent = any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
+        are_tensors = all(isinstance(x, torch.Tensor) and 2 <= x.ndim <= 5 for x in given)
+        axes = [0] * len(given)
+        if are_tensors and recurrent:
+            axes = _axes_of_batch(_exported(who, module, example))
+        sizes = {x.shape[axis] for x, axis in zip(given, axes, strict=True)} if are_tensors else {0}
+        if len(sizes) != 1 or 0 in sizes:
             shapes = [tuple(getattr(x, "shape", (type(x).__name__,))) for x in given]
             raise ValueError(
                 f"{who}: example must be a tensor, or a tuple of tensors of equally many samples, "
                 f"of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C), got {shapes!s:.100}"
             )
-        given = tuple(torch.cat([x, x]) if len(x) < 2 else x[:MAX_SAMPLES] for x in given)
+        samples = torch.arange(min(max(*sizes, 2), MAX_SAMPLES)) % sizes.pop()
+        given = [x.index_select(a, samples.to(x.device)) for x, a in zip(given, axes, strict=True)]
         for name, part in module.named_modules():
             if hasattr(part, "running_mean") and getattr(part, "momentum", 0) is None:
                 raise ValueError(
                     f"{who}: no layer does what batch_norm with momentum=None does ({name})"
                 )
-        try:
-            program = torch.export.export(module, given)
-        except Exception as error:  # of any type: it runs the module
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ValueError(f"{who}: torch.export cannot export the module ({reason})") from error
+        program = _exported(who, module, torch.utils._pytree.tree_unflatten(given, structure))
         program.graph.eliminate_dead_code()
         targets = _targets(program)
         first: dict[int, str] = {}
@@ -212,7 +227,7 @@ class Traced:
                     names[node.name] = first.setdefault(id(tensor), targets[node.name])
                     tensors[names[node.name]] = tensor
         arrays = {name: _array(tensor.double()) for name, tensor in tensors.items()}
-        return cls(who, program, module, given, tensors, arrays, names)
+        return cls(who, program, module, tuple(given), tensors, arrays, names, tuple(axes))
 
     def graph(self, arrays: Mapping[str, np.ndarray]) -> NodeGraph:
         """Return the graph as operators of ONNX, with arrays in place of the module's."""
@@ -222,7 +237,7 @@ class Traced:
         targets = _targets(self.program)
         lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants
         inputs: dict[str, OnnxInput] = {}
-        places = iter(self.example)
+        places = zip(self.example, self.axes, strict=True)
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 draft.call(node)
@@ -238,9 +253,10 @@ class Traced:
             elif node.name in lifted:
                 draft.values[node] = _array(self.program.constants[lifted[node.name]])
             else:
-                x = next(places)
+                x, axis = next(places)
+                batch, *sizes = x.movedim(axis, 0).shape
                 integer = not x.is_floating_point()
-                inputs[node.name] = OnnxInput(tuple(x.shape[1:]), len(x), integer)
+                inputs[node.name] = OnnxInput(tuple(sizes), batch, integer, axis)
                 draft.values[node] = node.name
         *_, last = self.program.graph.nodes
         outputs = [draft.output(node) for node in last.args[0]]
@@ -271,6 +287,25 @@ class Traced:
         """Freeze what the module does not train."""
         if frozen := [name for name in model.parameter_names if not origins[name].trained]:
             model.freeze(*frozen)
+
+
+def _exported(who: str, module: Any, example: tuple[Any, ...]) -> Any:
+    import torch
+
+    try:
+        return torch.export.export(module, example)
+    except Exception as error:  # of any type: it runs the module
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"{who}: torch.export cannot export the module ({reason})") from error
+
+
+def _axes_of_batch(program: Any) -> list[int]:
+    """Return the axis of the batch in each input: that of states and of steps may be the second."""
+    calls = [bound(node) for node in program.graph.nodes if name_of(node) in ("gru", "lstm")]
+    turned = [x for call in calls for x in listed(call["hx"])]
+    turned += [call["input"] for call in calls if not call["batch_first"]]
+    names = {x.name for x in turned}
+    return [int(name in names) for name in program.graph_signature.user_inputs]
 
 
 def _array(tensor: Any) -> np.ndarray:
@@ -392,7 +427,8 @@ def _verify(traced: Traced, origins: Mapping[str, Origin]) -> None:
     ]
     model = traced.model(dropout=False)
     traced.freeze(model, origins)
-    xs = tuple(channels_last(x.double().numpy()) for x in inputs)
+    turned = [x.double().movedim(a, 0) for x, a in zip(inputs, traced.axes, strict=True)]
+    xs = tuple(channels_last(x.numpy()) for x in turned)
     for training in (False, True):
         theirs, arrays = run_in_double(
             traced.program, traced.tensors, traced.names, inputs, training
@@ -404,7 +440,7 @@ def _verify(traced: Traced, origins: Mapping[str, Origin]) -> None:
         mode = "training" if training else "evaluation"
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             what = f"output {place} in {mode}"
-            _compare(traced.who, what, np.asarray(a), channels_last(b), TOLERANCES[mode])
+            _compare(traced.who, what, np.asarray(a), like(a, b), TOLERANCES[mode])
     model.statistics.fold()
     state = model.state()
     flat = np.concatenate([np.zeros(0), *(arrays[name].reshape(-1) for name in traced.arrays)])

@@ -261,6 +261,11 @@ class FromMask(NamedTuple):
     error: NotWritten
 
 
+def listed(x: Any) -> list[Any]:
+    """Return states of recurrent layers, which are one or several, as a list."""
+    return [*x] if isinstance(x, (list, tuple)) else [x]
+
+
 def is_node(x: Any) -> bool:
     """Return whether an argument is what a node computes."""
     from torch.fx import Node
@@ -537,13 +542,7 @@ def _embedding(at: AtenCall) -> str:
 def _recurrent(at: AtenCall) -> list[str | None]:
     """Write layers of recurrent layers, of sequences (T, N, C), and last states."""
     kind = LSTMLayer if at.operator == "lstm" else GRULayer
-    used = {user.args[1] for user in at.node.users}
-    if 2 in used:
-        raise at.fail("the last states of cells as an output")
-    states = at["hx"] if isinstance(at["hx"], (list, tuple)) else [at["hx"]]
-    firsts = [at.draft.values[state] for state in states]
-    if not all(isinstance(state, np.ndarray) for state in firsts):
-        raise at.fail("computed states before the first step")
+    firsts = [at.draft.values[state] for state in listed(at["hx"])]
     layers, directions = at["num_layers"], 1 + at["bidirectional"]
     arrays = [at.draft.values[array] for array in at["params"]]
     each = 4 if at["has_biases"] else 2
@@ -558,7 +557,7 @@ def _recurrent(at: AtenCall) -> list[str | None]:
         "direction": "bidirectional" if directions > 1 else "forward",
         "linear_before_reset": 1,
     }
-    last = []
+    last: list[list[str]] = []
 
     def rows(array: np.ndarray) -> np.ndarray:
         order = [*ROWS[kind]]
@@ -571,12 +570,18 @@ def _recurrent(at: AtenCall) -> list[str | None]:
         bias: Any = ""
         if each == 4:
             bias = np.stack([np.concatenate([rows(part[2]), rows(part[3])]) for part in parts])
-        first = [state[layer * directions : (layer + 1) * directions] for state in firsts]
+        part = slice(layer * directions, (layer + 1) * directions)
+        first = [
+            x[part]
+            if isinstance(x, np.ndarray)
+            else at.write("Slice", x, [part.start], [part.stop], [0], label=f"{owner}.first")
+            for x in firsts
+        ]
         label = f"{owner}.{layer}" if layers > 1 else owner
         operator = kind.__name__.removesuffix("Layer")
         inputs = (x, *given, bias, "", *first)
-        y, state = at.write(operator, *inputs, label=label, outputs=2, **options)
-        last.append(state)
+        y, *ends = at.write(operator, *inputs, label=label, outputs=1 + len(firsts), **options)
+        last.append(ends)
         y = at.write("Transpose", y, label=f"{label}.states", perm=[0, 2, 1, 3])
         length, batch = (at.shape("input")[i] for i in ((1, 0) if at["batch_first"] else (0, 1)))
         shape = [length, batch, directions * options["hidden_size"]]
@@ -585,12 +590,10 @@ def _recurrent(at: AtenCall) -> list[str | None]:
             x = at.write("Dropout", x, np.array(at["dropout"]), label=f"{label}.dropout")
     if at["batch_first"]:
         x = at.write("Transpose", x, label=f"{owner}.back", **turn)
-    final = None
-    if 1 in used:
-        final = last[0]
-        if layers > 1:
-            final = at.write("Concat", *last, label=f"{owner}.last", axis=0)
-    return [x, final, None]
+    ends = [*zip(*last, strict=True)]
+    if layers > 1:
+        return [x, *(at.write("Concat", *e, label=f"{owner}.last", axis=0) for e in ends)]
+    return [x, *last[0]]
 
 
 # -- pools and sizes

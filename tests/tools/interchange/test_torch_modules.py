@@ -15,6 +15,8 @@ from pydtnn.tools.interchange.torch_modules import Traced, find_origins, from_to
 from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402
+
 from tests.tools.interchange.random_modules import Attention, masks, random_module  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -161,12 +163,14 @@ def last_channels(y: Any) -> np.ndarray:
 
 
 def outputs(module: Any, *x: Any) -> list[Any]:
-    y = module(*x)
-    return [*y.values()] if isinstance(y, dict) else [*y] if isinstance(y, tuple) else [y]
+    return tree_flatten(module(*x))[0]
 
 
-def compare_with_module(module: Any, x: Any) -> int:
-    """Compare a model with its module in training without dropout; return compared parameters."""
+def compare_with_module(module: Any, x: Any, turned: int = 0) -> int:
+    """Compare a model with its module in training without dropout; return compared parameters.
+
+    The batch is the second axis of the last `turned` outputs.
+    """
     model = from_torch(module, x, dtype="float64")
     parts = [p for p in module.modules() if isinstance(p, nn.Dropout) and p.p]
     rates = [layer.rate for layer in model.layers if isinstance(layer, Dropout)]
@@ -179,11 +183,14 @@ def compare_with_module(module: Any, x: Any) -> int:
         traced.freeze(model, origins)
     for part in twin.modules():
         part.p = 0.0 if isinstance(part, nn.Dropout) else getattr(part, "p", None)
-    theirs = outputs(twin, *(a.clone() for a in xs))
-    context = StepContext(training=module.training, samples=np.arange(len(xs[0])))
+    theirs = outputs(twin, *tree_map(torch.clone, xs))
+    places = len(theirs) - turned
+    theirs = [y.movedim(int(i >= places), 0) for i, y in enumerate(theirs)]
+    context = StepContext(training=module.training, samples=np.arange(len(theirs[0])))
     model.statistics.begin_step()
-    given: Any = tuple(last_channels(a.double()) for a in xs)
-    y, residuals = model.forward(given if len(xs) > 1 else given[0], context)
+    inputs = zip(tree_flatten(xs)[0], traced.axes, strict=True)
+    given: Any = tuple(last_channels(a.double().movedim(axis, 0)) for a, axis in inputs)
+    y, residuals = model.forward(given if len(given) > 1 else given[0], context)
     ours = y if isinstance(y, tuple) else (y,)
     dys = [torch.randn(a.shape).double() for a in theirs]
     for a, b in zip(ours, theirs, strict=True):
@@ -320,6 +327,19 @@ def test_a_mask_of_keys_that_is_an_input_is_the_lengths_of_sequences():
     both.b = nn.Embedding(3, 8)
     with pytest.raises(ValueError, match="1 x eq"):
         from_torch(both.double(), (x, torch.randint(3, (3, 5))))
+
+
+@each("first", [True, False])
+@each("both", [True, False])
+@each("kind", [nn.LSTM, nn.GRU])
+def test_states_of_recurrent_layers_are_inputs_and_outputs(kind, both, first):
+    torch.manual_seed(0)
+    module = kind(4, 3, 2, bidirectional=both, batch_first=first).double()
+    x, h, c = (torch.randn(n, 6, 4 - (n < 6)).double() for n in (6, 2 + 2 * both, 2 + 2 * both))
+    hx = (h, c) if kind is nn.LSTM else h
+    turned = len(tree_flatten(hx)[0]) + (not first)
+    trained = sum(p.numel() for p in module.parameters())
+    assert compare_with_module(module, (x, hx), turned) == trained
 
 
 def test_a_mask_that_is_the_same_for_all_samples_is_the_causal_one():

@@ -84,11 +84,14 @@ class OnnxInput:
         Samples of a batch, 0 if any number.
     integer : bool
         Whether elements are integers, such as tokens.
+    axis : int
+        Of the batch: 1 in sequences ``(T, N, C)`` and states ``(D, N, H)`` of recurrent layers.
     """
 
     sizes: tuple[int, ...]
     batch: int
     integer: bool
+    axis: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -222,7 +225,10 @@ def parse(who: str, message: Any) -> NodeGraph:
     opset = max((o.version for o in message.opset_import if o.domain in DOMAINS), default=0)
     if opset < MIN_OPSET:
         raise ValueError(f"expected operators of opset {MIN_OPSET} or later, got opset {opset}")
-    inputs = {v.name: _input(helper, v) for v in graph.input if v.name not in constants}
+    recurrent = [node for node in nodes if node.operator in ("GRU", "LSTM")]
+    turned = {name for n in recurrent for name in n.inputs[:1] + n.inputs[5:7]}
+    computed = [v for v in graph.input if v.name not in constants]
+    inputs = {v.name: _input(helper, v, int(v.name in turned)) for v in computed}
     if len({entry.batch for entry in inputs.values()}) > 1:
         given = " and ".join(f"{entry.batch or 'any'}" for entry in inputs.values())
         raise ValueError(f"inputs must have batches of one size, got {given}")
@@ -296,8 +302,8 @@ class Names:
         return free
 
 
-def _input(helper: Any, value: Any) -> OnnxInput:
-    """Return an input of a graph."""
+def _input(helper: Any, value: Any, axis: int) -> OnnxInput:
+    """Return an input of a graph, with the axis of its batch."""
     kind = value.type.tensor_type.elem_type
     kinds = {helper.np_dtype_to_tensor_dtype(np.dtype(name)): name for name in TYPES}
     if kind not in kinds:
@@ -306,7 +312,8 @@ def _input(helper: Any, value: Any) -> OnnxInput:
             f"{kind} of ONNX"
         )
     sizes = list(value.type.tensor_type.shape.dim)
-    batch, *sample = [size.dim_value for size in sizes] or [0]
+    sample = [size.dim_value for size in sizes] or [0]
+    batch = sample.pop(axis if len(sample) == 3 else 0)
     if len(sample) not in (1, 2, 3, 4) or min(sample) < 1 or not 0 <= batch <= MAX_BATCH:
         given = [size.dim_value or size.dim_param or "?" for size in sizes]
         raise ValueError(
@@ -319,7 +326,7 @@ def _input(helper: Any, value: Any) -> OnnxInput:
             f"input {value.name} must have samples of at most {MAX_ELEMENTS} elements, got "
             f"{tuple(sample)}"
         )
-    return OnnxInput(tuple(sample), batch, np.dtype(kinds[kind]).kind == "i")
+    return OnnxInput(tuple(sample), batch, np.dtype(kinds[kind]).kind == "i", axis)
 
 
 TYPES = ("float16", "float32", "float64", "int32", "int64")

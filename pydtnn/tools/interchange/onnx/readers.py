@@ -135,6 +135,9 @@ def _cast(at: Reading, x: Value) -> Value:
     kind = tensor_dtype_to_np_dtype(at.get("to", 1))
     if kind.kind == "f" and kind.itemsize >= 4:
         return replace(x, integer=False)
+    readers = {node.operator for node in at.graph.readers.get(at.node.outputs[0], ())}
+    if kind.kind == "i" and readers <= {"GRU", "LSTM"}:  # lengths, which the layer checks
+        return x
     if kind.kind != "i" or kind.itemsize < 4 or not x.integer:
         raise at.fail(f"expected float32 or float64, or integers that stay ones, got {kind}")
     return x
@@ -200,9 +203,14 @@ def _concat(at: Reading) -> Value:
     if len(first.axes) > 3:
         ours = len(first.axes) - 2 if axis == 1 else axis - 2
         return at.image(layers.Concat(ours), *values)
-    plain = [at.net.plain(x) for x in values]
-    made = at.net.add(at.node.name, layers.Concat(axis - 1), *(x.source.node for x in plain))
-    return replace(at.net.in_order(made, plain[0]), name=at.node.name)
+    order = [*range(len(first.axes))]
+    if first.batch_axis in first.axes:  # that of states (D, N, H) is the second
+        order.insert(0, order.pop(first.axes.index(first.batch_axis)))
+    plain = [at.net.plain(x.transposed(order)) for x in values]
+    ours = order.index(axis) - 1
+    made = at.net.add(at.node.name, layers.Concat(ours), *(x.source.node for x in plain))
+    y = replace(at.net.in_order(made, plain[0]), name=at.node.name)
+    return y.transposed(np.argsort(order).tolist())
 
 
 def _class_token(at: Reading) -> Value:

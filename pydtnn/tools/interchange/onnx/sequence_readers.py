@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import isclose, sqrt
 from typing import Any
@@ -351,38 +352,46 @@ KINDS: Mapping[str, type[layers.LSTMLayer] | type[layers.GRULayer]] = {
 
 
 def _recurrent(at: Reading) -> list[Value]:
-    """Read the states of all steps, ``(T, D, N, H)``, and the last ones, ``(D, N, H)``."""
+    """Read the states of all steps, ``(T, D, N, H)``, and the last h and c, ``(D, N, H)``."""
     kind, features, reverse = _directions(at)
+    given = at.inputs[4] if len(at.inputs) > 4 else None
+    lengths = [] if given is None else [at.net.plain(given).source.node]
+    further = at.node.outputs[1 if lengths else 2 :]
+    ends = any(name in {*at.graph.readers, *at.graph.outputs} for name in further)
     x = at.value()
     x = at.net.plain(x.transposed([1, 0, 2]))
     length, inputs = (size_of(axis) for axis in x.axes[1:])
     node = at.net.reshape(x.source.node, (length, inputs), f"{at.node.name}.steps")
+    firsts = [at.value(i) for i, x in enumerate(at.inputs) if i > 4 and isinstance(x, Value)]
     states = [
         at.net.add(
             f"{at.node.name}_reverse" if backward else at.node.name,
-            kind(features, reverse=backward, bias=at.constant(3) is not None),
+            kind(features, reverse=backward, bias=at.constant(3) is not None, return_states=ends),
             node,
+            *lengths,
+            *(at.net.plain(_direction(at, first, d)).source.node for first in firsts),
             arrays=_arrays(at, kind, d),
         )
         for d, backward in enumerate(reverse)
     ]
 
+    def rows(cut: slice, state: Any) -> Any:
+        return at.net.add(f"{at.node.name}.rows", layers.Slice(cut), state)
+
     def all_steps() -> Any:
         name = f"{at.node.name}.directions"
-        return at.net.add(name, layers.Concat(), *states) if len(states) > 1 else states[0]
+        every = [rows(slice(0, length), state) if ends else state for state in states]
+        return at.net.add(name, layers.Concat(), *every) if len(every) > 1 else every[0]
 
     steps, both, units = map(atoms_of, (length, len(states), features))
     axes: tuple[tuple[Atom, ...], ...] = (steps, both, x.batch_axis, units)
     atoms = (*steps, *both, *units)
     every = Value(ModelArray(all_steps), atoms, axes, x.batch, at.node.name)
 
-    def last() -> Any:
-        """Add slices of the last steps of all directions."""
-        parts = []
-        for state, backward in zip(states, reverse, strict=True):
-            cut = slice(0, 1) if backward else slice(length - 1, length)
-            name = f"{at.node.name}.last"
-            parts.append(at.net.add(name, layers.Slice(cut), state))
+    def last(which: int) -> Any:
+        """Add slices of the last h or c of all directions."""
+        places = [length + which if ends else 0 if b else length - 1 for b in reverse]
+        parts = [rows(slice(i, i + 1), state) for i, state in zip(places, states, strict=True)]
         joined = parts[0]
         if len(parts) > 1:
             joined = at.net.add(f"{at.node.name}.lasts", layers.Concat(), *parts)
@@ -390,7 +399,19 @@ def _recurrent(at: Reading) -> list[Value]:
 
     two, wide = map(atoms_of, (len(states), features))
     axes = (two, x.batch_axis, wide)
-    return [every, Value(ModelArray(last), (*two, *wide), axes, x.batch, at.node.name)]
+    return [
+        every,
+        *(
+            Value(ModelArray(partial(last, i)), (*two, *wide), axes, x.batch, at.node.name)
+            for i in range(kind.carried)
+        ),
+    ]
+
+
+def _direction(at: Reading, states: Value, direction: int) -> Value:
+    """Return the states (N, H) of a direction of those before the first step, (D, N, H)."""
+    part = at.net.part(replace(states, name=f"{at.node.name}.first"), 0, direction, direction + 1)
+    return replace(part, axes=part.axes[1:])
 
 
 def _directions(
@@ -425,13 +446,16 @@ def _directions(
         raise at.fail("expected the usual functions sigmoid and tanh, without other options")
     if operator == "GRU" and not at.get("linear_before_reset", 0):
         raise at.fail("linear_before_reset must be 1: the reset gate is applied to the product")
-    given = at.inputs[4] if len(at.inputs) > 4 else None
-    if given is not None:
-        raise at.fail("expected sequences of full length, got sequence_lens")
-    for first in at.inputs[5:]:
-        array = first.array if isinstance(first, Repeated) else first
-        if array is not None and (not isinstance(array, np.ndarray) or _any(array)):
-            raise at.fail("states before the first step must be zeros, and peepholes be omitted")
+    if len(at.inputs) > 4 and isinstance(at.inputs[4], np.ndarray):
+        raise at.fail("expected sequences of full length, or computed sequence_lens")
+    firsts = [first.array if isinstance(first, Repeated) else first for first in at.inputs[5:]]
+    if [isinstance(first, Value) for first in firsts] == [True] * kind.carried:
+        if features * kind.carried == 1:
+            raise at.fail("a state of one unit must not be computed: it would be a length")
+    elif not all(a is None or (isinstance(a, np.ndarray) and not _any(a)) for a in firsts):
+        raise at.fail(
+            "states before the first step must all be computed, or zeros, and peepholes be omitted"
+        )
     return kind, features, reverse
 
 

@@ -221,6 +221,8 @@ class Map:
         recorded: dict[str, Any] = {}
         if self.path.exists():
             recorded = pickle.loads(self.path.read_bytes())
+        for file in [file for file in recorded if not (self.root / file).exists()]:
+            del recorded[file]
         digests = {
             path.relative_to(self.root).as_posix(): zlib.crc32(path.read_bytes())
             for top in (self.root / name for name in among or ["tests"])

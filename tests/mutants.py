@@ -233,25 +233,22 @@ class Runner:
 
     Parameters
     ----------
-    root : Path
-        The checkout.
     folder : Path
-        Where the copies are made, in the same file system.
+        Where a copy of the checkout is, "clean", and others are made.
     jobs : int
         How many.
     maps : dict of str to Map
         The tests of each circle.
     """
 
-    def __init__(self, root: Path, folder: Path, jobs: int, maps: Mapping[str, Map]) -> None:
+    def __init__(self, folder: Path, jobs: int, maps: Mapping[str, Map]) -> None:
         self.clean, self.maps = folder / "clean", maps
         self.copies: SimpleQueue[Path] = SimpleQueue()
         self.passing: set[str] = set()
         self.failing: list[str] = []
-        for name in ("clean", *map(str, range(jobs))):
-            check_out(root, folder / name)
-            if name != "clean":
-                self.copies.put(folder / name)
+        for job in range(jobs):
+            check_out(self.clean, folder / str(job))
+            self.copies.put(folder / str(job))
 
     def __call__(self, name: str, mutant: Mutant, circle: str) -> dict[str, Any]:
         """Return whether tests find the mutant, and which."""
@@ -334,15 +331,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--again", action="store_true", help="run mutants that have survived once more")
     options = parser.parse_args(arguments)
 
-    found = mutants(ROOT)
+    place = ROOT / "build" / "mutants"
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        check_out(ROOT, Path(folder) / "clean")
+        return run_all(parser, options, place, Path(folder))
+
+
+def run_all(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, place: Path, folder: Path
+) -> int:
+    """Run the tests of mutants of the copy in a folder: the checkout may change meanwhile."""
+    root = folder / "clean"
+    found = mutants(root)
     equivalent = tomllib.loads(EQUIVALENT.read_text())
     drawn = draw([*(found.keys() - equivalent)], options.seed, options.count)
     chosen = options.names or drawn
     if unknown := {*chosen} - found.keys():
         parser.error(f"expected names of mutants, got {', '.join(unknown)}")
     print(f"{len(chosen)} of {len(found)} mutants, seed {options.seed}", flush=True)
-    place = ROOT / "build" / "mutants"
-    place.mkdir(parents=True, exist_ok=True)
     path = place / f"{options.seed}.jsonl"
     lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
     done = {(line["mutant"], line["circle"]): line for line in lines}
@@ -365,24 +372,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     maps = {}
     for circle in circles:
-        maps[circle] = Map(ROOT, place / f"map-{circle}.pickle")
-        with tempfile.TemporaryDirectory(dir=place) as folder:
-            copy = Path(folder) / "recorded"
-            maps[circle].update(CIRCLES[circle], options.tests, copy, options.jobs)
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        runner = Runner(ROOT, Path(folder), options.jobs, maps)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            try:
-                results = [*pool.map(run, chosen)]
-            except BaseException:
-                STOPPED.set()
-                raise
-        for result in results:
-            if result["result"] == ALIVE:
-                name = result["mutant"]
-                before, after = (text.splitlines() for text in found[name].apply(runner.clean))
-                diff = difflib.unified_diff(before, after, name, n=2, lineterm="")
-                print("", *diff, sep="\n")
+        maps[circle] = Map(root, place / f"map-{circle}.pickle")
+        copy = folder / f"recorded-{circle}"
+        maps[circle].update(CIRCLES[circle], options.tests, copy, options.jobs)
+    runner = Runner(folder, options.jobs, maps)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            results = [*pool.map(run, chosen)]
+        except BaseException:
+            STOPPED.set()
+            raise
+    for result in results:
+        if result["result"] == ALIVE:
+            name = result["mutant"]
+            before, after = (text.splitlines() for text in found[name].apply(root))
+            diff = difflib.unified_diff(before, after, name, n=2, lineterm="")
+            print("", *diff, sep="\n")
     ends = Counter(result["result"] for result in results)
     print(f"\n{len(results)} mutants:", *(f"{ends[end]} {end}" for end in (*circles, ALIVE)))
     return int(100 * (len(results) - ends[ALIVE]) < options.at_least * len(results))

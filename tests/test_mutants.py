@@ -149,6 +149,7 @@ def test_a_mutant_is_tested_by_what_executes_it(tmp_path, monkeypatch, capsys):
     # Later runs read the results of the first one, and what new tests execute is recorded.
     assert main([alive, "--jobs", "1"]) == 1
     assert " s  " not in capsys.readouterr().out
+    (tmp_path / "tests/test_a.py").unlink()
     (tmp_path / "tests/test_b.py").write_text("from pydtnn.a import h\ndef test_h(): h() == 7\n")
     assert main([unseen, "--again", "--jobs", "1"]) == 1
     assert "1 tests recorded, 0 failed" in capsys.readouterr().out

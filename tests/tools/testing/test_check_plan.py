@@ -142,6 +142,18 @@ def a_message_that_is_not_sent(patch: Patch) -> None:
     patch.setattr(AllGather, "start", wrong)
 
 
+@breaks("filter", FILTER, r"the send of 3 float64 to rank 1 .* has no counterpart")
+def a_message_that_is_not_received(patch: Patch) -> None:
+    right = AllGather.start
+
+    def wrong(self: Any, group: Any, tag: int) -> Any:
+        if group.rank == 0:
+            group.isend(np.zeros(3), 1, 99)
+        return right(self, group, tag)
+
+    patch.setattr(AllGather, "start", wrong)
+
+
 @breaks("channel", {"channel": 3}, r"the output output 0 of rank \d differs from that of rank 0")
 def outputs_that_are_rounded_in_another_way(patch: Patch) -> None:
     right = AllReduce.start

@@ -106,19 +106,16 @@ def test_a_loss_may_be_a_class_an_object_or_a_function_and_is_smoothed_if_it_tak
 
 
 @pytest.mark.parametrize(
-    ("samples", "given", "weights"),
+    ("given", "weights"),
     [
-        (20, [1, 2, 0.5], {0: 1, 1: 2, 2: 0.5}),
-        (20, {"1": 2}, {1: 2}),
-        (20, "balanced", {0: 20 / 21, 1: 20 / 21, 2: 20 / 18}),
+        ([1, 2, 0.5], {0: 1, 1: 2, 2: 0.5}),
+        ({"1": 2}, {1: 2}),
+        ("balanced", {0: 20 / 21, 1: 20 / 21, 2: 20 / 18}),
     ],
 )
-def test_a_loss_takes_its_options_and_weights_that_balance_the_training_set(
-    samples, given, weights, make
-):
-    (loss,) = make(
-        loss_options={"class_weights": given}, dataset_options={"samples": samples}
-    ).trainer.objective.losses
+def test_a_loss_takes_its_options_and_weights_that_balance_the_training_set(given, weights, make):
+    options = {"loss_options": {"class_weights": given}, "dataset_options": {"samples": 20}}
+    (loss,) = make(**options).trainer.objective.losses
     assert loss.class_weights.weights == pytest.approx(weights)
 
 

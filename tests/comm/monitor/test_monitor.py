@@ -8,6 +8,7 @@ import json
 import random
 import re
 import select
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from unittest.mock import Mock
 import pytest
 
 from pydtnn.comm.monitor import monitor as module
-from pydtnn.comm.monitor.links import MESSAGES, HostLink, connect, line
+from pydtnn.comm.monitor.links import LOST_STATUS, MESSAGES, HostLink, connect, line
 from pydtnn.comm.monitor.monitor import LATE_S, MAX_UNKNOWN_CONNECTIONS, HostMonitor
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.ranks import EndReport, Kills, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, SURVIVES, Facts, Slot
 from pydtnn.comm.monitor.table import RankRow
+from tests.each import each
 
 TOKEN = "a" * 32 + "b" * 32
 HOSTS = [0, 0, 2, 3]
@@ -255,14 +257,6 @@ def test_a_wait_for_a_rank_that_has_exited_ends_the_run(host, number, peer, seco
     assert [one.startswith(text) for one in host.printed] == [True] * ends
 
 
-def test_a_wait_that_has_ended_meanwhile_ends_no_run(host):
-    other = host.connect(3)
-    other.sendall(line("expired", -1, 0))
-    host.run()
-    assert (host.ended, host.printed) == ([], [])
-    other.close()
-
-
 def test_the_stacks_of_ranks_on_other_hosts_are_in_the_table_on_request(host, monkeypatch):
     monkeypatch.setitem(module.ANSWER_TIMEOUT_S, "stacks", (0.0, 60.0))
     host.slots[0].show(1, "  MainThread: here\n")
@@ -332,11 +326,35 @@ def test_a_rank_that_is_late_is_excluded_once_and_then_the_others_end(host, monk
     assert host.ended[0] == module.TIMEOUT_STATUS
 
 
+@each(
+    ("name", "number", "told", "printed", "lost", "ended"),
+    [
+        ("table", 0, [["answer", "stacks", 1]], 1, [], []),
+        ("expired", 0, [["answer", "stacks", 2]], 0, [], []),  # meanwhile no wait is late
+        ("signal", signal.SIGUSR1, [["freeze"], ["last", -1, 10, 1]], 0, [], []),
+        ("signal", signal.SIGHUP, [], 0, [], []),
+        ("begun", 3, [], 0, [], []),
+        ("flight", 0, [["finished"]], 0, [], []),
+        ("failed", 0, [], 0, [1], []),
+        ("failed", 1, [], 0, [], [LOST_STATUS]),
+    ],
+)
+def test_a_message_of_a_rank_does_one_thing(host, name, number, told, printed, lost, ended):
+    host.monitor.heard(1, name, number)
+    assert host.lines == told
+    assert (len(host.printed), host.monitor._lost, host.ended) == (printed, {*lost}, ended)
+    host.printed.clear()
+    host.monitor._lost.clear()
+
+
 def test_a_rank_is_there_until_it_has_closed_its_connection():
     own, other = socket.socketpair()
     rank: Any = Mock(socket=own)
     with own:
         assert module._is_open(rank)
+        other.send(b"x")  # its last message, which is not read yet
+        assert module._is_open(rank)
+        own.recv(1)
         other.close()
         assert not module._is_open(rank)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pydtnn.optimizers import LAMB, Adam
+from pydtnn.optimizers import LAMB
 from pydtnn.parallel.schemes import ShardedOptimizer
 from tests.parallel.schemes.course import RULES, assert_close, train, train_serially, trainer_of
 
@@ -31,22 +31,3 @@ def test_rules_that_need_whole_parameters_get_them(comm):
 def test_every_rule_computes_what_it_does_serially(comm, rule, bucket_bytes):
     ours = train(ShardedOptimizer(comm), RULES[rule](), 2, bucket_bytes=bucket_bytes)
     assert_close(ours, train_serially(RULES[rule](), 2))
-
-
-@pytest.mark.threads(1, 4)
-def test_a_rank_keeps_its_part_of_the_state_and_sends_as_much_as_an_allreduce(comm):
-    exchange = ShardedOptimizer(comm)
-    trainer = trainer_of(exchange, Adam(), metrics=(), bucket_bytes=1 << 20)
-    (bucket,), whole = trainer.model.buckets, trainer.model.buffers[0]
-    own = [slot.size for slot in trainer.optimizer._slots[bucket.index]]
-    line = 64 // 8  # elements: cuts lie between cache lines
-    assert len(own) == 2
-    assert all(abs(size - whole.size / comm.size) <= line for size in own)
-    assert sum(comm.gather_object(own[0])) == whole.size
-    exchange.start(trainer.model.buckets)
-    before = comm.traffic.bytes
-    bucket.grads[...] = 1
-    exchange.update(trainer.optimizer)
-    sent = np.array([comm.traffic.bytes - before])
-    comm.allreduce(sent)
-    assert sent[0] == 2 * (comm.size - 1) * whole.values.nbytes

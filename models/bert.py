@@ -69,6 +69,7 @@ def bert(
     width: int = 768,
     dropout: float = 0.1,
     attention_dropout: float = 0.1,
+    tied: bool = True,
 ) -> Bert:
     """Embeddings of tokens, positions and segments, blocks with norms after the sums, a head.
 
@@ -88,13 +89,15 @@ def bert(
         Number of blocks, heads of each, and features of a position.
     dropout, attention_dropout : float
         Rates after embeddings and layers, and of attention weights.
+    tied : bool
+        Whether logits of masked tokens have the matrix of the embedding, or one of their own.
 
     Returns
     -------
     Bert
         Gives logits ``(N, T, K)`` of masked tokens, by a linear layer, GELU, a norm and the matrix
-        of the token embedding; with `tokens` logits ``(N, K)`` of classes, from the first position
-        by a linear layer and tanh.
+        of the token embedding if they are `tied`; with `tokens` logits ``(N, K)`` of classes, from
+        the first position by a linear layer and tanh.
 
     Raises
     ------
@@ -123,7 +126,8 @@ def bert(
     usual = Normal(DEVIATION)
     vocabulary = classes if tokens is None else check_int("bert", "tokens", tokens, at_least=1)
     masked = tokens is None
-    token = Embedding(vocabulary, width, initializer=usual, tied=masked, bias=masked, name="token")
+    tied = tied and masked
+    token = Embedding(vocabulary, width, initializer=usual, tied=tied, bias=tied, name="token")
     linear = partial(Linear, initializer=usual)
     norm = partial(LayerNorm, epsilon=EPSILON)
     encoder = BlockStack(
@@ -157,7 +161,8 @@ def bert(
         *([Dropout(dropout, name="dropout")] if dropout else []),
         linear(classes, name="logits"),
     )
-    head = Sequential(*fill, token, name="head") if masked else Sequential(*classify, name="head")
+    last = token if tied else linear(classes, name="logits")
+    head = Sequential(*((*fill, last) if masked else classify), name="head")
     return Bert(token, Embedding(segments, width, initializer=usual, name="segment"), encoder, head)
 
 

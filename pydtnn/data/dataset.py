@@ -40,6 +40,9 @@ class Dataset(SuggestsNames, ABC):
         of photographs: training is continued with the same one.
     ignore_index : int or None
         A label without a class, which parts of masks have that augmentation moves in from outside.
+    next_of : int or None
+        The input, by number, of which the target at a position is the next token: networks whose
+        outputs depend on later positions of it are not trained.
     pixels : bool, default True
         Whether `read` returns uint8 pixels, which are normalised with `mean` and `std`. If samples
         have several inputs, each uint8 input is normalised.
@@ -60,6 +63,7 @@ class Dataset(SuggestsNames, ABC):
     class_names: Any = None
     encoding: str | None = None
     ignore_index: int | None = None
+    next_of: int | None = None
     pixels: bool = True
     like: Dataset | None = None
     examined: bool | None = None
@@ -85,6 +89,10 @@ class Dataset(SuggestsNames, ABC):
         y : ndarray of int64, shape ``(n,)`` or ``(n, T)``, or float targets, shape ``(n, ...)``
             A tuple of arrays if a sample has several targets, one for each output of a model.
         """
+
+    def read_epoch(self, indices: Array, epoch: int) -> tuple[Any, Any]:
+        """Return what `read` does, or other samples in each epoch, such as other masks."""
+        return self.read(indices)
 
     def read_targets(self, indices: Array) -> Any:
         """Return the targets at `indices`, without the samples where that is faster."""
@@ -218,7 +226,7 @@ class Subset(Dataset):
         self.name, self.like = dataset.name, dataset
         self.input_shape, self.classes = dataset.input_shape, dataset.classes
         self.class_names, self.ignore_index = dataset.class_names, dataset.ignore_index
-        self.encoding = dataset.encoding
+        self.encoding, self.next_of = dataset.encoding, dataset.next_of
         self.pixels = dataset.pixels
         self.indices = chosen
 
@@ -226,8 +234,11 @@ class Subset(Dataset):
         return len(self.indices)
 
     def read(self, indices: Array) -> tuple[Any, Any]:
+        return self.read_epoch(indices, 0)
+
+    def read_epoch(self, indices: Array, epoch: int) -> tuple[Any, Any]:
         assert self.like is not None
-        return self.like.read(self.indices[as_indices(self.name, indices, len(self))])
+        return self.like.read_epoch(self.indices[as_indices(self.name, indices, len(self))], epoch)
 
     def read_targets(self, indices: Array) -> Any:
         assert self.like is not None
@@ -264,12 +275,12 @@ def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Su
     return train.subset(rest), train.subset(held)
 
 
-def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
+def read_samples(dataset: Dataset, samples: NDArray[np.int64], epoch: int = 0) -> tuple[Any, Any]:
     """Read samples and check the results of a custom data set."""
     if not len(samples) and dataset.examined is None:  # not every custom data set supports this
         x, y = read_samples(dataset, np.zeros(1, np.int64))
         return each(itemgetter(slice(0)), x), each(itemgetter(slice(0)), y)
-    result = dataset.read(samples)
+    result = dataset.read_epoch(samples, epoch)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             f"{dataset.name}: read must return a pair of arrays (x, y), got {type(result).__name__}"

@@ -292,7 +292,7 @@ class Loader(SuggestsNames):
         rows, shards = self._divide(len(chosen))
         samples = chosen[rows]
         wanted = self._mixing.with_partners(chosen, rows) if self.mix else samples
-        x, y = read_samples(self.dataset, wanted)
+        x, y = read_samples(self.dataset, wanted, epoch)
         y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, wanted)
         if any(self._moved):

@@ -55,7 +55,7 @@ class _Drawn(Dataset):
 class _Translation(_Drawn):
     """Pairs: the source ``(T1,)``, the target one step later ``(T2,)``, the source's length."""
 
-    ignore_index = PADDING
+    ignore_index, next_of = PADDING, 1
 
     def pairs(self, source: Array, lengths: Array, target: Array) -> tuple[Any, Any]:
         """Return samples and targets of sequences, whose positions that do not exist are 0."""
@@ -133,7 +133,7 @@ class MaskedTokens(Dataset):
     """Sequences of tokens of which some are masked; the targets are these, and -100 elsewhere.
 
     Of the tokens that are predicted, 80 % are replaced by the last class, a token of its own, and
-    10 % by any token. Masks are a function of (seed, sample).
+    10 % by any token. Masks are a function of (seed, epoch, sample), of epoch 0 in a test set.
 
     Parameters
     ----------
@@ -146,7 +146,8 @@ class MaskedTokens(Dataset):
 
     References
     ----------
-    Devlin et al., "BERT", NAACL 2019, section 3.1.
+    Devlin et al., "BERT", NAACL 2019, section 3.1. Liu et al., "RoBERTa", 2019, section 4.1, for
+    masks that change.
     """
 
     pixels, ignore_index = False, IGNORED
@@ -164,9 +165,12 @@ class MaskedTokens(Dataset):
         return len(self.tokens)
 
     def read(self, indices: Array) -> tuple[Array, Array]:
+        return self.read_epoch(indices, 0)
+
+    def read_epoch(self, indices: Array, epoch: int) -> tuple[Array, Array]:
         indices = as_indices(self.name, indices, len(self))
         x, _ = self.tokens.read(indices)
-        words = bits(self.seed, self.stream, 0, indices, 2 * x.shape[1])
+        words = bits(self.seed, self.stream, epoch, indices, 2 * x.shape[1])
         chosen, kind = np.split(words / 2.0**32, 2, axis=1)
         predicted = chosen < self.rate
         y = np.where(predicted, x, IGNORED).astype(np.int64)

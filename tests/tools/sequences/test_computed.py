@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.data import load_dataset
+from pydtnn.data import Loader, TokenDataset, load_dataset
+from pydtnn.tools.sequences.computed import MaskedTokens
 from pydtnn.train import main
 
 pytestmark = pytest.mark.tools
@@ -85,18 +87,36 @@ def test_masked_tokens_are_the_targets(tmp_path):
     np.testing.assert_array_equal(train.read(rows[::-1])[0], x[::-1])
 
 
-def test_the_reversal_of_sequences_is_learned(tmp_path):
-    options = [
-        *("--model=transformer_nano:depth=1,norm_first=true", "--metrics=exact_match"),
-        *("--dataset=reversal:length=5,shortest=2", "--optimizer=adam", "--lr=0.005", "--epochs=3"),
-        *(
-            "--schedule=cosine",
-            "--batch-size=64",
-            "--threads=1",
-            "--tuning=fixed",
-            "--label-smoothing=0.01",
-        ),
-    ]
+def test_masks_are_those_of_seed_epoch_and_sample_for_any_number_of_ranks():
+    tokens = TokenDataset(np.arange(2000) % 50, 20)
+    data = MaskedTokens(tokens, 0.3, seed=1).subset(np.arange(48))
+
+    def masks(epoch: int, size: int) -> np.ndarray:
+        options: Any = {"global_batch_size": 16, "shuffle": False, "size": size}
+        loaders = [Loader(data, rank=rank, **options) for rank in range(size)]
+        ranks = [[batch.x for batch in loader.epoch(epoch)] for loader in loaders]
+        return np.concatenate([x for step in zip(*ranks, strict=True) for x in step])
+
+    first, *others = (masks(epoch, 1) for epoch in range(3))
+    np.testing.assert_array_equal(first, data.read(np.arange(48))[0])
+    assert all((x != first).any(axis=1).mean() > 0.9 for x in others)
+    for epoch, x in enumerate([first, *others]):
+        np.testing.assert_array_equal(masks(epoch, 3), x)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "transformer_nano:norm_first=true,positions=learned --dataset=addition --epochs=4",
+        "transformer_nano:depth=1,norm_first=true --dataset=reversal:length=5,shortest=2 "
+        "--epochs=3 --label-smoothing=0.01",
+    ],
+    ids=["addition", "reversal"],
+)
+def test_computed_sequences_are_learned(options, tmp_path):
+    own = f"--model={options} --metrics=exact_match --optimizer=adam --lr=0.005 --schedule=cosine"
     run: Path = tmp_path / "run"
-    assert main([*options, f"--output-dir={run}"]) == 0
+    usual = ["--batch-size=64", "--threads=1", "--tuning=fixed", f"--output-dir={run}"]
+    assert main([*own.split(), *usual]) == 0
     assert json.loads((run / "history.json").read_text())[-1]["val_exact_match"] >= 0.99

@@ -67,7 +67,7 @@ class TokenDataset(Dataset):
         If they are not integers.
     """
 
-    pixels = False
+    pixels, next_of = False, 0
 
     def __init__(
         self,

@@ -89,6 +89,7 @@ class DotProductAttention(TakesDocuments):
         who = type(self).__name__
         self.heads = self.all_heads = check_int(who, "heads", heads, at_least=1)
         self.causal = check_bool(who, "causal", causal)
+        self.looks_ahead = () if self.causal else (self.sequences - 1,)
         self.window = None if window is None else check_int(who, "window", window, at_least=1)
         if not isinstance(positions, Positions | None):
             raise TypeError(

@@ -158,6 +158,8 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
                    overwritten: "output", "gradient"; several dx must not share memory.
     views          Results that are always the argument itself or a view of all of it: the "output"
                    of the input, the "gradient" of dy (for each input, if several).
+    looks_ahead    Inputs, by number, of which an output at a position depends on later positions;
+                   () if none is known.
     supports       Any of the following.
     =============  ================================================================================
 
@@ -198,6 +200,7 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
     may_overwrite: tuple[str, ...] = ()
     new_results: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
+    looks_ahead: tuple[int, ...] = ()
     supports: tuple[str, ...] = ()
 
     backend: Backend

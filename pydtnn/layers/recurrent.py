@@ -75,6 +75,7 @@ class RecurrentLayer(TakesLengths):
         who = type(self).__name__
         self.features = check_int(who, "features", features, at_least=1)
         self.reverse = check_bool(who, "reverse", reverse)
+        self.looks_ahead = (0,) if self.reverse else ()
         self.return_sequences = check_bool(who, "return_sequences", return_sequences)
         self.return_states = check_bool(who, "return_states", return_states)
         self.bias = check_bool(who, "bias", bias)

@@ -306,6 +306,23 @@ class Graph:
         return "gradient" in consumer.layer.new_results or (passes and consumer in owners)
 
 
+def layers_ahead(inputs: Sequence[Node], nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Return for each input the first layer that looks ahead in what depends on it, if any.
+
+    Outputs of the network then depend on later positions of the input (`Layer.looks_ahead`).
+    """
+    found = []
+    for source in inputs:
+        dependent, ahead = {source}, ""
+        for node in nodes:
+            if not dependent.isdisjoint(node.inputs):
+                dependent.add(node)
+                looks = (node.inputs[i] for i in node.layer.looks_ahead)
+                ahead = ahead or ("" if dependent.isdisjoint(looks) else node.name)
+        found.append(ahead)
+    return tuple(found)
+
+
 def _takes_output(layer: Layer, of: Layer) -> bool:
     """Return whether a layer takes the output of another one as `Recomputed`."""
     if isinstance(layer, Exchange):

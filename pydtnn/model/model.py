@@ -33,7 +33,7 @@ from pydtnn.model.execution import (
 from pydtnn.model.formats import Formats, Rounder, read_formats
 from pydtnn.model.full_arrays import FullArrays
 from pydtnn.model.fusion import fuse as fuse_graph
-from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.graph import Graph, layers_ahead, shapes_of
 from pydtnn.model.halves import FirstHalf, SecondHalf, second_half, suffix
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.exchange import Exchange
@@ -200,6 +200,9 @@ class Model(NotCallable, StoresArguments, Predictor):
     cut_outputs : bool
         Whether outputs that ranks have cut by channels or positions remain so in training
         (`StepContext.cut_outputs`); set by a trainer whose losses and metrics take parts of them.
+    looks_ahead : tuple of str
+        For each input the first layer, on any rank, by which outputs depend on its later positions;
+        empty if none is known.
     penalised : bool
         Whether a layer of the network, on any rank, adds a loss in training
         (`StepContext.penalties`).
@@ -248,6 +251,7 @@ class Model(NotCallable, StoresArguments, Predictor):
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
+        self.looks_ahead = layers_ahead(self.graph.inputs, self.graph.nodes)
         self.penalised = any("penalties" in node.layer.supports for node in self.graph.nodes)
         self.inputs = None
         self.mesh = mesh

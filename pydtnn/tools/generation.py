@@ -12,7 +12,7 @@ from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream, uniform
 from pydtnn.layers.activation import Activation
-from pydtnn.layers.attention import CrossAttention, DotProductAttention
+from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer, StepContext, computes_like
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
@@ -340,26 +340,20 @@ def _sizes(who: str, model: Model, *, source: bool = False) -> tuple[int, int]:
     """Return the length of texts and the number of tokens of a model, perhaps with a source."""
     inputs, outputs = model.input_shapes, model.output_shapes
     at = slice(1, 2) if source else slice(None)
-    nodes = [*model.graph.inputs[at]]  # and those that depend on them
-    for node in model.graph.nodes:
-        if {*node.inputs} & {*nodes}:
-            nodes.append(node)
     right = [*inputs[at]] == [shape[:1] for shape in outputs] and len(outputs[0]) == 2
-    if source:  # the second input is no documents
-        right = right and any(isinstance(node.layer, Embedding) for node in nodes[1:2])
+    if source and right:  # the second input is no documents
+        right = any(isinstance(n.layer, Embedding) for n in model.graph.inputs[1].consumers)
     if not right:
         kind = "a source and tokens (T,)" if source else "tokens (T,)"
         raise ValueError(
             f"{who}: expected a model of {kind} to logits (T, K), got one of "
             f"{' and '.join(map(str, inputs))} to {' and '.join(map(str, outputs))}"
         )
-    for node in nodes:
-        layer, keys = node.layer, node.inputs[isinstance(node.layer, CrossAttention) :][:1]
-        if isinstance(layer, DotProductAttention) and not layer.causal and keys[0] in nodes:
-            raise ValueError(
-                f"{who}: expected logits that depend on no later token, but {node.name} is not "
-                "causal; use causal=True"
-            )
+    for ahead in filter(None, model.looks_ahead[at]):
+        raise ValueError(
+            f"{who}: expected logits that depend on no later token, but {ahead} looks ahead; use "
+            "causal layers"
+        )
     return outputs[0][0], outputs[0][1]
 
 

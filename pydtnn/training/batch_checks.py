@@ -83,6 +83,16 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
     check_same("Trainer", validation, train, "the training set", advice)
 
 
+def check_order(model: Model, dataset: Dataset) -> None:
+    """Raise ValueError if targets are next tokens, and outputs depend on them."""
+    if dataset.next_of is not None and (layer := model.looks_ahead[dataset.next_of]):
+        raise ValueError(
+            f"Trainer: the targets of {dataset.name} are the next tokens of its input, which the "
+            f"network sees: {layer} looks ahead; use a causal network such as gpt_nano, or "
+            "--dataset masked_text"
+        )
+
+
 def check_samples(setup: Setup, dataset: Dataset, what: str) -> None:
     """Raise ValueError if samples or classes are not those that the model is known to be for."""
     check_dataset("Trainer", dataset)

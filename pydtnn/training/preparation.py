@@ -136,6 +136,7 @@ def prepare(
     batch_checks.check_validation(train, validation)
     if was:
         batch_checks.check_samples(setup, train, "the training to continue")
+    batch_checks.check_order(setup.model, train)
     checks.check_trainable(setup.model)
     examine(setup.comm, train, validation, threads=loader_threads)
     loader = setup.loader(

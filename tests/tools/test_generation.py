@@ -212,7 +212,7 @@ def test_invalid_arguments_are_refused(tokens, options, message):
 
 def test_networks_that_do_not_predict_the_next_token_are_refused():
     both = Sequential(Embedding(5, 4), MultiHeadAttention(2, name="a"), Linear(5))
-    with pytest.raises(ValueError, match=r"a\.attention is not causal; use causal=True"):
+    with pytest.raises(ValueError, match=r"a\.attention looks ahead; use causal layers"):
         generate(Model(both, (6,), backend="numpy"), [1], 1)
     with pytest.raises(ValueError, match=r"of tokens \(T,\) to logits \(T, K\), got one of \(6,\)"):
         generate(Model(Linear(5), (6,), backend="numpy"), [1], 1)

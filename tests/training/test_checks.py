@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn import Mesh, Model, Trainer
+from pydtnn import Mesh, Model, Trainer, layers
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.data import ArrayDataset, Loader
+from pydtnn.data import ArrayDataset, Loader, TokenDataset
 from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.reproducible import ExactSums
@@ -205,6 +205,29 @@ def test_evaluations_of_other_data_on_each_rank_are_refused(comm):
     with pytest.raises((ValueError, AgreedError), match="expected at least one .*, got none in"):
         trainer.evaluate(EMPTY)
     assert trainer.evaluate(data)["loss"] > 0
+
+
+LAYERS: dict[str, Any] = {
+    "net.attention": layers.MultiHeadAttention(2, name="net"),
+    "layer0_reverse": layers.LSTM(6, bidirectional=True, name=""),
+    "conv": layers.Conv1d(6, 3, padding="same", name="conv"),
+    "": layers.MultiHeadAttention(2, causal=True),
+    None: layers.Conv1d(6, 3, padding=((2, 0),)),
+}
+
+
+@each("name", LAYERS)
+def test_networks_that_see_the_next_tokens_are_not_trained_to_predict_them(name):
+    net = Sequential(layers.Embedding(5, 6), LAYERS[name], Linear(5))
+    model = Model(net, (8,), backend="numpy")
+    trainer = Trainer(model, SGD(0.1), progress=False)
+    data = TokenDataset(np.arange(100) % 5, 8).subset(range(9))
+    if not name:
+        trainer.fit(data, steps_per_epoch=1)
+        return
+    with pytest.raises(ValueError, match=f"next tokens of its input, .* sees: {name} looks ahead;"):
+        trainer.fit(data)
+    trainer.fit(ArrayDataset(*data.read(np.arange(9))), steps_per_epoch=1)  # nothing is known
 
 
 def test_an_evaluation_of_other_classes_than_those_of_training_is_refused():

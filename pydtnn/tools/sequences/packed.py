@@ -114,7 +114,7 @@ class PackedDataset(Dataset):
     ([6.0, 7.0, 8.0, 4.0], [1.0, 1.0, 1.0, 2.0], [7, 8, 9, 5])
     """
 
-    pixels, ignore_index = False, -1
+    pixels, ignore_index, next_of = False, -1, 0
 
     def __init__(
         self,

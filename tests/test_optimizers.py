@@ -1,6 +1,7 @@
 """Optimizers: rules by hand, decay, clipping, schedules, buckets, state, bad input."""
 
 import math
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from pydtnn.optimizers import (
     Adam,
     AdamW,
     Lion,
+    Muon,
     Nadam,
     Optimizer,
     RMSProp,
@@ -147,6 +149,22 @@ def lamb(w, decay, always=False):
         w = w - LR * u * (np.linalg.norm(w) / np.linalg.norm(u) if decay or always else 1)
 
 
+def muon(w, decay):
+    """Jordan et al. 2024 with the factor of Liu et al. 2025, equation 4; AdamW of vectors."""
+    if w.ndim == 1:
+        yield from adam(w, decay, decoupled=True)
+    m = 0
+    while True:
+        g = yield w
+        m = 0.95 * m + g
+        x = (g + 0.95 * m).reshape(len(w), -1)
+        x = x / np.sqrt((x**2).sum())
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        w = w - LR * (0.2 * np.sqrt(max(x.shape)) * x.reshape(w.shape) + decay * w)
+
+
 NESTEROV = {"momentum": 0.9, "nesterov": True}
 RULES = {
     "sgd": (SGD, {}, sgd, {}),
@@ -162,6 +180,7 @@ RULES = {
     "lars, always": (LARS, {"always_adapt": True}, lars, {"always": True}),
     "lamb": (LAMB, {}, lamb, {}),
     "lamb, always": (LAMB, {"always_adapt": True}, lamb, {"always": True}),
+    "muon": (Muon, {}, muon, {}),
 }
 
 
@@ -210,6 +229,84 @@ def test_a_layerwise_rule_moves_parameters_that_are_zero(backend, kind):
     draw_gradients(buffer, np.random.default_rng(0))
     optimizer.step()
     assert all((p.value != 0).all() for p in buffer.parameters)
+
+
+# ---- Muon ----
+
+
+def parameters_of(backend, shapes, forms):
+    """A buffer of parameters with shapes, some of them with a form."""
+    parameters = [Parameter(n, s, LeCun("normal"), form=forms.get(n)) for n, s in shapes.items()]
+    buffer = ParameterBuffer([(p, 0) for p in parameters], backend=backend, dtype="float64")
+    for p in parameters:
+        p.master[...] = backend.asarray(p.initial_value(0))
+    return buffer
+
+
+def test_two_hundred_steps_of_matrices_filters_and_experts_equal_the_formulas_of_muon():
+    shapes = {"tall": (7, 3), "filter": (4, 3, 3, 2), "experts": (2, 3, 5), "table": (9, 4)}
+    forms = {"experts": "stack", "table": "table"}
+    buffer = parameters_of(create_backend("cpu"), shapes, forms)
+    rule = Muon(LR, weight_decay=DECAY)
+    rule.bind(create_backend("cpu"), [buffer])
+    first = values(buffer)
+    sequences = {
+        "tall": [muon(first["tall"], DECAY)],
+        "filter": [muon(first["filter"], DECAY)],
+        "experts": [muon(one, DECAY) for one in first["experts"]],
+        "table": [adam(first["table"], DECAY, decoupled=True)],
+    }
+    for sequence in chain(*sequences.values()):
+        next(sequence)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        g = draw_gradients(buffer, rng)
+        rule.step()
+        g["experts"] = [*g["experts"]]
+        for name, several in sequences.items():
+            grads = g[name] if len(several) > 1 else [g[name]]
+            wanted = [one.send(grad) for one, grad in zip(several, grads, strict=True)]
+            wanted = np.stack(wanted) if len(several) > 1 else wanted[0]
+            np.testing.assert_allclose(values(buffer)[name], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_muon_in_sixteen_bits_orthogonalises_to_their_precision(backend):
+    steps = []
+    for bfloat16 in (False, True):
+        buffer = make(backend)
+        before = values(buffer)["c"]
+        rule = Muon(LR, weight_decay=0, bfloat16=bfloat16)
+        rule.bind(backend, [buffer])
+        draw_gradients(buffer, np.random.default_rng(0))
+        rule.step()
+        steps.append((before - values(buffer)["c"]) / (LR * 0.2 * 3**0.5))
+    assert (abs(np.linalg.svd(steps[0])[1] - 0.9) < 0.3).all()
+    # 8 bits of a number, and an iteration that triples differences of small singular values
+    assert 0 < abs(steps[1] - steps[0]).max() < 0.1
+
+
+@each("name", ["b", "table"])
+def test_a_group_of_muon_that_names_no_matrix_is_refused(name):
+    backend = create_backend("numpy")
+    buffer = parameters_of(backend, {"b": (3,), "table": (9, 4)}, {"table": "table"})
+    rule = Muon(groups={name: {"rule": "muon"}})
+    with pytest.raises(ValueError, match=rf"Muon: groups must name matrices .*, got {name}, a"):
+        rule.bind(backend, [buffer])
+
+
+def test_a_group_of_muon_chooses_the_rule_and_its_rate(backend):
+    ours, twin = make(backend), make(backend)
+    rule = Muon(LR, adamw_lr_factor=0.5, groups={"a": {"rule": "adamw"}})
+    rule.bind(backend, [ours])
+    adamw = AdamW(0.5 * LR, weight_decay=0.1)
+    adamw.bind(backend, [twin])
+    for buffer in (ours, twin):
+        draw_gradients(buffer, np.random.default_rng(0))
+    rule.step()
+    adamw.step()
+    for name in ("a", "b"):  # the decay is a factor of the rate
+        np.testing.assert_allclose(values(ours)[name], values(twin)[name], rtol=1e-12)
+    assert rule.state().keys() & {"m/a", "v/a", "m/c", "v/c"} == {"m/a", "v/a", "m/c"}
 
 
 # ---- clipping ----
@@ -339,6 +436,8 @@ def test_a_run_continues_to_the_same_bytes_from_its_state_in_other_buckets(backe
     state, reached = whole.state(), values(buffer)
     shapes = {name: np.shape(value) for name, value in state.items()}
     slots = {f"{slot}/{name}": shape for slot in whole.slots for name, shape in SHAPES.items()}
+    if rule == "muon":  # matrices have no second moment
+        slots = {name: shape for name, shape in slots.items() if name not in ("v/a", "v/c")}
     assert shapes == {**slots, "iterations": (), "lr_factor": ()}  # without padding
     train(whole, buffer, range(3, 6))  # a state is a copy: this does not change it
     other, resumed = build(1 << 20)
@@ -466,11 +565,8 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
         pass
 
     others = {name for name, rule in OPTIMIZERS.items() if not rule.capturable}
-    assert others == {
-        "adagrad",
-        "lion",
-        "schedule_free",
-    }  # on a GPU these have no kernels of their own
+    # on a GPU these have no kernels of their own
+    assert others == {"adagrad", "lion", "schedule_free", "muon"}
     assert not Own.capturable
 
 
@@ -481,7 +577,7 @@ def test_a_model_without_parameters_is_stepped_like_any_other(backend, name):
     optimizer.bind(backend, model.buffers)
     optimizer.step()
     assert optimizer.iterations == 1
-    decays = {"adamw": 0.01, "lamb": 0.01, "lars": 1e-4}
+    decays = {"adamw": 0.01, "lamb": 0.01, "lars": 1e-4, "muon": 0.1}
     assert optimizer.weight_decay == decays.get(name, 0)  # the default
 
 
@@ -518,6 +614,7 @@ def test_a_group_is_updated_like_a_rule_of_its_own_rate_and_decay(backend, name,
     [
         ({"head": {"lr": 0.1}}, "SGD: unknown option of the group 'head' 'lr'; .*lr_factor"),
         ({"head": {"lr_factor": -1}}, "SGD: lr_factor of the group 'head' must be at least 0"),
+        ({"head": {"rule": "muon"}}, "SGD: unknown option of the group 'head' 'rule'"),
         ({"head": 0.1}, "SGD: the group 'head' must be a dict such as .*, got 0.1"),
         ([{"params": "head"}], "SGD: groups must be a dict such as"),
     ],

@@ -325,6 +325,7 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
         fan_out: int | None = None,
         decay: bool = True,
         working: bool = False,
+        form: str | None = None,
     ) -> Parameter:
         """Declare a trainable array, see `Parameter`; called in `build`.
 
@@ -339,7 +340,7 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
         fan_in, fan_out : int, optional
             See `Parameter`; by default those of a matrix ``(out, in)`` or of filters
             ``(out, ..., in)``, and 1 for a vector.
-        decay, working
+        decay, working, form
             See `Parameter`.
         """
         if not hasattr(self, "parameters"):
@@ -354,6 +355,7 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
             fan_out=prod(shape[:-1]) if fan_out is None else fan_out,
             decay=decay,
             working=working and "16 bits" in self.supports,
+            form=form,
         )
         self.parameters.append(p)
         return p

@@ -91,7 +91,7 @@ class Embedding(Layer):
         """Declare w (K, C)."""
         first, last, _ = (self.own or slice(None)).indices(self.tokens)
         matrix, shape = (last - first, self.features), self.single(shapes)
-        self.w = self.parameter("w", matrix, self.initializer, fan_in=self.features)
+        self.w = self.parameter("w", matrix, self.initializer, fan_in=self.features, form="table")
         self.b = self.parameter("b", matrix[:1], "zeros", decay=False) if self.bias else None
         if not self.gives_logits:
             return (*shape, self.features)

@@ -132,8 +132,8 @@ class Experts(Layer):
         own, hidden = self.own_experts(), self.hidden
 
         def matrices(name: str, outputs: int, inputs: int, initializer: Any) -> Parameter:
-            shape = own, outputs, inputs
-            return self.parameter(name, shape, initializer, fan_in=inputs, fan_out=outputs)
+            fans: Any = {"fan_in": inputs, "fan_out": outputs}
+            return self.parameter(name, (own, outputs, inputs), initializer, **fans, form="stack")
 
         self.up = matrices("up", hidden, features, self.initializer)
         if self.gated:

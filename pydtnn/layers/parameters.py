@@ -154,6 +154,7 @@ class BucketEntry(NamedTuple):
     slice: slice
     decay: bool
     working: bool
+    form: str
 
 
 ALIGNMENT = 64
@@ -184,6 +185,10 @@ class Parameter(SuggestsNames):
     working : bool
         Whether a 16-bit model computes with a 16-bit copy, as for matrices multiplied by
         activations.
+    form : str, optional
+        What the array is: a "matrix" ``(out, ...)`` that multiplies activations, as filters do, a
+        "stack" ``(n, out, in)`` of them, a "table" of vectors, or numbers of another meaning, a
+        "vector". By default a matrix, or without decay or with a single axis a vector.
 
     Attributes
     ----------
@@ -218,6 +223,7 @@ class Parameter(SuggestsNames):
         decay: bool = True,
         group: str = "data",
         working: bool = False,
+        form: str | None = None,
     ) -> None:
         self.name = name
         self.shape = shape
@@ -227,6 +233,7 @@ class Parameter(SuggestsNames):
         self.decay = decay
         self.group = group
         self.working = working
+        self.form = form or ("matrix" if decay and len(shape) > 1 else "vector")
         self.frozen = False
         self.position: Mapping[str, int] = {}
         self.buffer: ParameterBuffer
@@ -587,6 +594,7 @@ class ParameterBuffer:
                     slice(o - start, o - start + p.size),
                     p.decay,
                     p.value is not p.master,
+                    p.form,
                 )
                 for p, o in zip(members, offsets[first:last], strict=True)
             )

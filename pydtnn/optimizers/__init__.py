@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ScheduleFreeAdamW,
     )
     from pydtnn.optimizers.layerwise import LAMB, LARS
+    from pydtnn.optimizers.muon import Muon
     from pydtnn.optimizers.sgd import SGD
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Lion",
+    "Muon",
     "Nadam",
     "Optimizer",
     "RMSProp",
@@ -51,6 +53,7 @@ OPTIMIZERS = Named(
         "nadam": "Nadam",
         "lars": "LARS",
         "lamb": "LAMB",
+        "muon": "Muon",
     },
 )
 """Optimizers by name."""

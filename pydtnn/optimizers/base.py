@@ -17,8 +17,9 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from functools import partial
+from itertools import accumulate, repeat
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -236,6 +237,28 @@ def check_saved(who: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[
             )
 
 
+class StoredState(NamedTuple):
+    """Elements of a slot of a parameter that a rank stores.
+
+    Attributes
+    ----------
+    slot : str
+    entry : BucketEntry
+    start : int
+        The first one, in the flattened parameter.
+    values : Array
+    """
+
+    slot: str
+    entry: BucketEntry
+    start: int
+    values: Array
+
+
+OneUpdate = tuple[tuple[Array, ...], ParameterGroup, dict[str, Any]]
+"""Arrays of a call of `Optimizer.update`, their group, and the terms of the parameter."""
+
+
 class Optimizer(SuggestsNames, StoresArguments, ABC):
     """Base class of update rules and their state.
 
@@ -263,7 +286,10 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         Names of the rule's state arrays, each as large as the parameters and initially 0.
     per_parameter : bool
         Whether `update` is called once per parameter; otherwise once per range of consecutive
-        parameters with equal decay.
+        parameters with equal decay. A rule that depends on shapes and names defines `terms_of`.
+    rules : tuple of str
+        Class attribute: names of the rules among which an optimizer chooses for each parameter,
+        for the option "rule" of `groups`.
     needs_all_gradients : bool
         Whether updates require all gradients, as with `clip_norm`. A rule sets it in its class or
         in `__init__`.
@@ -302,6 +328,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
     default_lr: ClassVar[float] = 0.01
     slots: tuple[str, ...] = ()
     per_parameter: bool = False
+    rules: ClassVar[tuple[str, ...]] = ()
     needs_all_gradients: bool = False
     offset: ClassVar[str] = ""
     capturable: ClassVar[bool] = False
@@ -346,7 +373,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             self.schedule = Constant(self.number("lr (the learning rate)", lr, at_least=0))
         check_names(type(self), options, ["lr", "groups", *options_of(type(self))])
         set_options(self, options)
-        self.groups = Groups(type(self).__name__, groups)
+        self.groups = Groups(type(self).__name__, groups, self.rules)
         self._clipping = None if self.clip_norm is None else Clipping(self.clip_norm)
         self.needs_all_gradients = self.needs_all_gradients or self._clipping is not None
         self.iterations = 0
@@ -359,7 +386,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         self._parts = PartSums()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
-        self._runs: dict[int, tuple[Array, list[tuple[tuple[Array, ...], ParameterGroup]]]] = {}
+        self._runs: dict[int, tuple[Array, list[OneUpdate]]] = {}
 
     @abstractmethod
     def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
@@ -383,7 +410,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         step : Number
             Number of this update, counted from 1.
         **terms : Number
-            The results of `terms` for this update.
+            The results of `terms` for this update, and of `terms_of` for this parameter.
         """
 
     @property
@@ -424,6 +451,21 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         """
         return {}
 
+    def terms_of(self, entry: BucketEntry) -> dict[str, Any]:
+        """Return further values of a rule with `per_parameter` for a parameter, such as its shape.
+
+        It is called for every parameter of this rank when the optimizer is bound, and raises
+        ValueError for a parameter that the rule cannot update.
+        """
+        return {}
+
+    def uses(self, slot: str, entry: BucketEntry) -> bool:
+        """Return whether a rule with `per_parameter` has a slot of a parameter.
+
+        Other slots are passed to `update`, too, but must not be touched, and are not saved.
+        """
+        return True
+
     def number(self, name: str, value: Any, **limits: float) -> float:
         """Check a numeric argument of the rule, see `pydtnn.utils.validate.number`."""
         return check_float(type(self).__name__, name, value, **limits)
@@ -460,14 +502,14 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
                 self._slots[bucket.index] = tuple(slot[kept] for slot in state)
                 self._runs[bucket.index] = bucket.grads, self._cut(bucket)
 
-    def _cut(self, bucket: Bucket) -> list[tuple[tuple[Array, ...], ParameterGroup]]:
-        """Return the arrays of this rank's updates of a bucket, each with its group."""
+    def _cut(self, bucket: Bucket) -> list[OneUpdate]:
+        """Return the arrays of this rank's updates of a bucket, each with its group and terms."""
         own, slots = self._own[bucket.index], self._slots[bucket.index]
+        runs = self.groups.cut(bucket.parameters, self.weight_decay, self.per_parameter)
+        further = map(self.terms_of, bucket.parameters) if self.per_parameter else repeat({})
         return [
-            (views_of(bucket, slots, own.start, slice(start, stop)), group)
-            for run, group in self.groups.cut(
-                bucket.parameters, self.weight_decay, self.per_parameter
-            )
+            (views_of(bucket, slots, own.start, slice(start, stop)), group, terms)
+            for (run, group), terms in zip(runs, further, strict=False)
             if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
         ]
 
@@ -487,8 +529,8 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
     def _round(self, bucket: Bucket) -> None:
         assert self.rounding is not None
-        for name, slot in zip(self.slots, self._slots[bucket.index], strict=True):
-            for entry in bucket.parameters:
+        for name, slot in self.slots_of(bucket).items():
+            for entry in filter(partial(self.uses, name), bucket.parameters):
                 part, noise = slot[entry.slice].reshape(entry.shape), None
                 if self.rounding.stochastic:
                     key = stream(f"{name}/{entry.name}")
@@ -620,10 +662,10 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         grads, runs = self._runs[bucket.index]
         if grads is not bucket.grads:  # they have other memory since
             self._runs[bucket.index] = bucket.grads, (runs := self._cut(bucket))
-        for views, group in runs:
-            terms = self._terms
+        for views, group, own in runs:
+            terms = {**self._terms, **own}
             if group.lr_factor != 1:
-                terms = {**terms, "lr": group.lr_factor * terms["lr"]}
+                terms["lr"] = group.lr_factor * terms["lr"]
             self.update(*views, decay=group.weight_decay, **terms)
         if self.rounding is not None:
             self._round(bucket)
@@ -633,17 +675,18 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
         Further updates start there, with an `offset` of 0. Collective; parameters must be whole.
         """
-        for slot, bucket, own, offset in self.stored():
-            if slot == self.offset:
-                average = bucket.values[own] - offset
-                bucket.values[...] = self._share.gather(bucket, average)
-                offset[...] = 0
+        for bucket in self._buckets() if self.offset else ():
+            offset = self.slots_of(bucket)[self.offset]
+            average = bucket.values[self._own[bucket.index]] - offset
+            bucket.values[...] = self._share.gather(bucket, average)
+            offset[...] = 0
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[None]:
         """Context in which the parameters are their average, if the rule has one. Collective."""
-        changed = [array for slot, _, _, array in self.stored() if slot == self.offset]
-        changed += [bucket.values for bucket in self._buckets() if self.offset]
+        buckets = self._buckets() if self.offset else []
+        changed = [self.slots_of(bucket)[self.offset] for bucket in buckets]
+        changed += [bucket.values for bucket in buckets]
         before = [array.copy() for array in changed]
         try:
             self.settle()
@@ -652,20 +695,36 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             for array, values in zip(changed, before, strict=True):
                 array[...] = values
 
-    def _places(self) -> dict[str, tuple[Bucket, int, BucketEntry]]:
-        """Return the name and the position of every parameter's part of every slot."""
+    def _places(self) -> dict[str, BucketEntry]:
+        """Return the parameter of every array of the state by its name."""
         return {
-            f"{slot}/{entry.name}": (bucket, index, entry)
+            f"{slot}/{entry.name}": entry
             for bucket in self._buckets()
-            for index, slot in enumerate(self.slots)
+            for slot in self.slots
             for entry in bucket.parameters
+            if self.uses(slot, entry)
         }
 
-    def stored(self) -> Iterator[tuple[str, Bucket, slice, Array]]:
-        """Yield each slot's name, a bucket, and this rank's range of the bucket with its values."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank stores all of the state of its parameters."""
+        return all(self._own[b.index] == slice(0, len(b.values)) for b in self._buckets())
+
+    def slots_of(self, bucket: Bucket) -> dict[str, Array]:
+        """Return the slots of this rank's range of a bucket by name."""
+        return dict(zip(self.slots, self._slots[bucket.index], strict=True))
+
+    def stored(self) -> Iterator[StoredState]:
+        """Yield what this rank stores of each slot of each parameter."""
         for bucket in self._buckets():
-            for slot, part in zip(self.slots, self._slots[bucket.index], strict=True):
-                yield slot, bucket, self._own[bucket.index], part
+            own = self._own[bucket.index]
+            for slot, part in self.slots_of(bucket).items():
+                for entry in filter(partial(self.uses, slot), bucket.parameters):
+                    place = entry.slice
+                    start, stop = max(place.start, own.start), min(place.stop, own.stop)
+                    if start < stop or start == stop == place.start:  # or an empty parameter
+                        values = part[start - own.start : stop - own.start]
+                        yield StoredState(slot, entry, start - place.start, values)
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state. Collective if the state is distributed over ranks.
@@ -678,10 +737,11 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             ranks.
         """
         state: dict[str, Any] = {}
-        for slot, bucket, _, part in self.stored():
-            whole = self.backend.to_numpy(self._share.gather(bucket, part))
-            for entry in bucket.parameters:
-                state[f"{slot}/{entry.name}"] = whole[entry.slice].reshape(entry.shape).copy()
+        for bucket in self._buckets():
+            for slot, part in self.slots_of(bucket).items():
+                whole = self.backend.to_numpy(self._share.gather(bucket, part))
+                for entry in filter(partial(self.uses, slot), bucket.parameters):
+                    state[f"{slot}/{entry.name}"] = whole[entry.slice].reshape(entry.shape).copy()
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def check_state(
@@ -701,9 +761,9 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         ValueError
             See `load`.
         """
-        who, own = type(self).__name__, {e.name: e.shape for _, _, e in self._places().values()}
+        who, own = type(self).__name__, {e.name: e.shape for e in self._places().values()}
         own |= {name: shape for name, shape in (shapes or {}).items() if name in own}
-        expected = {name: own[entry.name] for name, (_, _, entry) in self._places().items()}
+        expected = {name: own[entry.name] for name, entry in self._places().items()}
         check_saved(who, expected, state)
         iterations = check_int(who, "iterations", state["iterations"], at_least=0)
         return iterations, check_float(who, "lr_factor", state["lr_factor"], at_least=0)
@@ -717,13 +777,8 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             If a name is missing or unexpected, an array has a wrong shape, or a number is out of
             its limits.
         """
-        places = self._places()
         iterations, lr_factor = self.check_state(state)
-        for name, (bucket, slot, entry) in places.items():
-            own, part = self._own[bucket.index], self._slots[bucket.index][slot]
-            start, stop = max(entry.slice.start, own.start), min(entry.slice.stop, own.stop)
-            if start < stop:
-                flat = self.backend.asarray(state[name], part.dtype).reshape(-1)
-                first = entry.slice.start
-                part[start - own.start : stop - own.start] = flat[start - first : stop - first]
+        for slot, entry, start, values in self.stored():
+            flat = self.backend.asarray(state[f"{slot}/{entry.name}"], values.dtype).reshape(-1)
+            values[...] = flat[start : start + len(values)]
         self.iterations, self.lr_factor = iterations, lr_factor

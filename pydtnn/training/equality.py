@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,18 +88,12 @@ def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[ComparedArray]:
 
 def _slots(setup: Setup) -> list[tuple[str, str, Array]]:
     """Return slot, parameter and values of the optimizer's state; nothing if it is distributed."""
-    stored = [*setup.optimizer.stored()]
-    complete = all(own == slice(0, len(bucket.values)) for _, bucket, own, _ in stored)
-    if not all(setup.comm.gather_object(complete)):
+    optimizer = setup.optimizer
+    if not all(setup.comm.gather_object(optimizer.is_whole)):
         return []
-
-    def entries() -> Iterator[tuple[str, str, Array]]:
-        for slot, bucket, _, values in stored:
-            for entry in bucket.parameters:
-                yield slot, entry.name, values[entry.slice]
-
+    entries = [(slot, entry.name, values) for slot, entry, _, values in optimizer.stored()]
     order = {name: -place for place, name in enumerate(setup.model.parameters)}
-    return sorted(entries(), key=lambda found: order[found[1]])
+    return sorted(entries, key=lambda found: order[found[1]])
 
 
 def places_of(setup: Setup) -> list[dict[str, int]]:

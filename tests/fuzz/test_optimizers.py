@@ -10,7 +10,7 @@ from tests.conftest import instruction_sets
 from tests.random_optimizers import STEPS, Training, assert_same_course, random_training
 
 NUMPY = create_backend("numpy")
-RULES = ("sgd", "rmsprop", "adagrad", "lion", "adam", "adamw", "nadam", "lars", "lamb")
+RULES = ("sgd", "rmsprop", "adagrad", "lion", "adam", "adamw", "nadam", "lars", "lamb", "muon")
 
 Course = list[dict[str, np.ndarray]]
 

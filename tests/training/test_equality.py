@@ -48,10 +48,9 @@ HEAD = parameter("head.b")
 
 def slot(name: str) -> Find:
     def find(trainer: Trainer) -> Array:
-        for slot, bucket, _, values in trainer.optimizer.stored():
-            for entry in bucket.parameters:
-                if f"{slot}/{entry.name}" == name:
-                    return values[entry.slice]
+        for slot, entry, _, values in trainer.optimizer.stored():
+            if f"{slot}/{entry.name}" == name:
+                return values
         raise KeyError(name)
 
     return find

@@ -59,14 +59,13 @@ class OneBitAdam(GradientExchange):
             optimizer.step(lambda bucket: self.comm.allreduce(bucket.grads))
             return
         rule, terms = cast(AdamW, optimizer), optimizer.next_terms()
-        state = {(bucket.index, slot): array for slot, bucket, _, array in rule.stored()}
         for bucket in self.buckets:
-            mean = rule.beta1 / self.comm.size * state[bucket.index, "m"]
+            mean = rule.beta1 / self.comm.size * rule.slots_of(bucket)["m"]
             bucket.grads[...] = mean + (1 - rule.beta1) * bucket.grads
             self.in_flight.put(bucket, self.momenta.start(bucket))
         for bucket in self.buckets:
             self.in_flight.pop(bucket).wait()
-            m, v = state[bucket.index, "m"], state[bucket.index, "v"]
+            m, v = rule.slots_of(bucket).values()
             m[...] = bucket.grads
             scale = np.sqrt(v / (1 - rule.beta2**self.warm_up)) + rule.epsilon
             change = (v > 0) * m / (1 - rule.beta1 ** terms["step"]) / scale

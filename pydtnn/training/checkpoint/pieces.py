@@ -76,15 +76,10 @@ def pieces_in_place(part: Stateful, model: Model) -> list[Piece] | None:
 
 def optimizer_pieces(optimizer: Optimizer, model: Model) -> Iterator[Piece]:
     """Yield this rank's elements of the state of an optimizer, of all parameters of a model."""
-    for slot, bucket, own, values in optimizer.stored():
-        for entry in bucket.parameters:
-            start, stop = max(entry.slice.start, own.start), min(entry.slice.stop, own.stop)
-            if start >= stop and entry.slice.start < entry.slice.stop:
-                continue
-            p, first = model.parameters[entry.name], entry.slice.start
-            place = part_piece(f"{slot}/{p.name}", p.master, p.part, p.position)
-            kept = values[start - own.start : stop - own.start]
-            yield from range_pieces(place, start - first, stop - first, kept)
+    for slot, entry, start, values in optimizer.stored():
+        p = model.parameters[entry.name]
+        place = part_piece(f"{slot}/{p.name}", p.master, p.part, p.position)
+        yield from range_pieces(place, start, start + len(values), values)
 
 
 def _copied(part: Stateful, model: Model) -> LocalState:

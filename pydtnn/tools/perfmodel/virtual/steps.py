@@ -194,7 +194,7 @@ def rank_memory(rank: WorkloadRank, library: int = 0) -> MemoryUse:
     return MemoryUse(
         parameters=forecast.parameters + forecast.copies - values,
         gradients=forecast.gradients - grads,
-        slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),
+        slots=sum(kept.values.nbytes for kept in optimizer.stored()),
         activations=max(held - flat - passed, 0) + batch,
         scratch=forecast.scratch,
         messages=_own_arrays(scheme, [model, optimizer, *model.buckets]) + library,

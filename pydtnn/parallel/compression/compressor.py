@@ -146,6 +146,8 @@ class Context:
         Rank that computed the gradients.
     sizes : tuple of int
         Lengths of the bucket's parameters, in order.
+    shapes : tuple of tuple of int
+        Their shapes; empty where parts of them are compressed (`Compressor`, served).
     """
 
     seed: int
@@ -153,6 +155,7 @@ class Context:
     bucket: int
     rank: int
     sizes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def random(self) -> np.random.Generator:
@@ -280,8 +283,8 @@ class PackedGradients:
 
     Attributes
     ----------
-    sizes : tuple of int
-        Lengths of the parameters.
+    sizes, shapes : tuple
+        Lengths and shapes of the parameters.
     x : ndarray (n,)
         Values to compress; with feedback, the compression error between steps.
     velocity, served : ndarray (n,)
@@ -292,7 +295,7 @@ class PackedGradients:
     """
 
     def __init__(
-        self, bucket: Bucket, *, feedback: bool, momentum: float = 0.0, served: bool = False
+        self, bucket: Bucket, *, feedback: float, momentum: float = 0.0, served: bool = False
     ) -> None:
         self.feedback, self.momentum = feedback, momentum
         self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
@@ -307,12 +310,13 @@ class PackedGradients:
             self._runs.append((there, here))
             size = here.stop
         self.sizes = tuple(e.slice.stop - e.slice.start for e in bucket.parameters)
+        self.shapes = tuple(e.shape for e in bucket.parameters)
         self.x = np.zeros(size, bucket.grads.dtype)
         self.velocity = np.zeros_like(self.x[: size * (momentum > 0)])
         self.served = np.zeros_like(self.x[: size * (served and feedback)])
         self.total = np.empty_like(self.x)
         kinds = {
-            "error": (feedback, self.x),
+            "error": (feedback > 0, self.x),
             "momentum": (momentum > 0, self.velocity),
             "served_error": (served and feedback, self.served),
         }
@@ -330,6 +334,8 @@ class PackedGradients:
                 self.velocity[here] += values
                 values = self.velocity[here]
             if self.feedback:
+                if self.feedback != 1:
+                    self.x[here] *= self.feedback
                 self.x[here] += values
             else:
                 self.x[here] = values
@@ -380,10 +386,11 @@ class Compressor:
         ``restore(parts, out, context)`` adds the restored gradients to `out` (n,), of the type of
         `x`, in place. If `x` is not finite but the restored values are, floats among the parts are
         set to NaN, so that the sum is not finite.
-    feedback : bool
+    feedback : bool or float
         Error feedback: add the compression error to the rank's next gradients. With ``x = g + e``,
-        `x` is compressed and ``e = x - restored``, so that every gradient is sent eventually.
-        Rounding errors of sums of parts are not fed back. The error is saved in checkpoints.
+        `x` is compressed and ``e = x - restored``, so that every gradient is sent eventually. A
+        number f in [0, 1) is a factor that errors decay by: ``x = g + f e``. Rounding errors of
+        sums of parts are not fed back. The error is saved in checkpoints.
     momentum : float
         m in [0, 1): the momentum ``u = m u + g`` of each rank is compressed in place of its
         gradients. With feedback, elements of u that were sent start from 0 again. To be used with
@@ -425,7 +432,7 @@ class Compressor:
     compress: Callable[[np.ndarray, Context], Parts]
     restore: Callable[[Parts, np.ndarray, Context], object]
     _: KW_ONLY
-    feedback: bool = False
+    feedback: float = False
     momentum: float = 0.0
     adds: bool = False
     served: bool = False
@@ -498,6 +505,7 @@ class CompressedSums(LossySums):
             bucket.index,
             self.comm.rank,
             kept.sizes,
+            kept.shapes,
         )
         self.steps[bucket.index] += 1
         x = kept.take(bucket.grads)
@@ -612,7 +620,8 @@ class CompressedSums(LossySums):
         """Add up this rank's part of the bucket, compress the sum, and send it to all others."""
         comm, tag, rank = self.group, self._tag(), self.group.rank
         cuts = list(itertools.starmap(slice, itertools.pairwise(even_cuts(x.size, comm.size))))
-        contexts = [replace(context, sizes=_sizes_within(context.sizes, cut)) for cut in cuts]
+        sizes = (_sizes_within(context.sizes, cut) for cut in cuts)
+        contexts = [replace(context, sizes=own, shapes=()) for own in sizes]
         totals = [kept.total[cut] for cut in cuts]
         parts = [
             self._sent(x[cut], total, of)

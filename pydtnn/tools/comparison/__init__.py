@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydtnn.utils.lazy import Named, lazy
 
 if TYPE_CHECKING:
+    from pydtnn.tools.comparison.demo import demo as demo
     from pydtnn.tools.comparison.no_loco import NoLoCo as NoLoCo
     from pydtnn.tools.comparison.ok_topk import OkTopk as OkTopk
     from pydtnn.tools.comparison.ok_topk import ok_topk as ok_topk
@@ -25,7 +26,7 @@ METHODS = {
             "stale_synchronous": "StaleSynchronous",
         },
     ),
-    "compressor": Named(__name__, {"ok_topk": "ok_topk"}),
+    "compressor": Named(__name__, {"demo": "demo", "ok_topk": "ok_topk"}),
 }
 """Schemes and compressors by name, by the names of their registries."""
 

@@ -109,7 +109,7 @@ def find_compression(
 def _measure(compressor: Compressor) -> Compression:
     x = np.random.default_rng(0).standard_normal(SAMPLE).astype("float32")
     out = np.zeros_like(x)
-    context = Context(0, 0, 0, 0, (SAMPLE,))
+    context = Context(0, 0, 0, 0, (SAMPLE,), ((SIDE, SAMPLE // SIDE),))
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()

@@ -180,7 +180,7 @@ class Setup:
 
         They are the usual one in exact training, whose results must not depend on the partition,
         for messages between GPUs, and for ranks that sum gradients along further axes of the mesh,
-        whose groups along "data" may have other hosts.
+        whose groups along "data" may have other hosts, as those of two ranks with the same stages.
 
         Parameters
         ----------
@@ -197,11 +197,16 @@ class Setup:
         """
         further = any(further_axes(p.group) for p in self.model.parameters.values())
         one_host = self.data.local_size == self.data.size
-        if one_host or further or self.exchange.sums.shards is not None or self.data.capturable:
-            return (usual,)
-        from pydtnn.comm.schedules.rule import bucket_bytes
+        exact = self.exchange.sums.shards is not None
+        found: tuple[int, ...] = (usual,)
+        if not (one_host or further or exact or self.data.capturable):
+            from pydtnn.comm.schedules.rule import bucket_bytes
 
-        return bucket_bytes(self.data.hosts, total, usual)
+            found = bucket_bytes(self.data.hosts, total, usual)
+        copies = group_of_copies(self.model, self.mesh)
+        if copies is not None and len(set(copies.gather_object(found))) > 1:
+            return (usual,)
+        return found
 
     def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
         """Create the loader of this rank's part of a data set for the model's device."""

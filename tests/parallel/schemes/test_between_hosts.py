@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pydtnn import ArrayDataset, Mesh
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.schedules.rule import FIRST_BUCKET_DIVISOR, MIN_FIRST_BUCKET_BYTES, by_rule
 from pydtnn.layers import Linear, ReLU, Sequential
@@ -65,3 +66,18 @@ def test_buckets_are_settled_by_the_first_trainer():
         assert model.buffers[0].values is values
 
     run_threads(2, rank, hosts="ab")
+
+
+def test_two_ranks_with_the_same_stages_have_the_same_buckets_wherever_the_others_are():
+    """Their groups along "data" are inside a host and between hosts, or not."""
+
+    def rank(comm):
+        with Mesh(comm, data=2, pipeline=2) as mesh:
+            model = wide(mesh=mesh, pipeline_schedule="chimera")
+            trainer = Trainer(model, SGD(0.1), exchange=AllReduce(by_rule(mesh.data)), mesh=mesh)
+            x = np.random.default_rng(0).normal(size=(16, 200))
+            trainer.fit(ArrayDataset(x, np.arange(16) % 3), epochs=1, global_batch_size=16)
+            return len(model.buckets)
+
+    assert run_threads(4, rank, hosts="aaab") == [2] * 4
+    assert run_threads(4, rank, hosts="aabb") == [3] * 4

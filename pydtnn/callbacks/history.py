@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.training.callback import Callback, Training, write_if_possible
+from pydtnn.training.callback import Callback, Throughput, Training, write_if_possible
 from pydtnn.utils.files import write_file
 from pydtnn.utils.tables import csv_of
 
@@ -20,7 +20,7 @@ class HistoryWriter(Callback):
     """Write ``history.csv`` and ``history.json`` after every epoch.
 
     Both contain all of ``trainer.history``, which checkpoints save, so they continue after
-    resuming.
+    resuming, and of sequences "tokens_per_second" in training, without padding.
 
     Parameters
     ----------
@@ -32,16 +32,39 @@ class HistoryWriter(Callback):
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
+        self._throughput, self._tokens = Throughput(), dict[str, float]()  # by epoch
+
+    def state(self) -> dict[str, Any]:
+        """Return the tokens per second of each epoch, if any."""
+        return {"tokens": dict(self._tokens)} if self._tokens else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load the state returned by `state`."""
+        self._tokens = dict(state.get("tokens", {}))
 
     def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Write the existing history, so that an error of the folder is raised before any work."""
         on_rank_0(trainer.comm, self._write_files, trainer.history)
 
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Start the clock."""
+        self._throughput.begin(trainer)
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Count tokens."""
+        self._throughput.step(trainer)
+
     def on_epoch_end(self, trainer: Training) -> None:
         """Write. Collective: all ranks call it; rank 0 writes, or warns if it cannot."""
+        rates = trainer.comm.gather_object(self._throughput.rates(trainer))[0]
+        if "tokens" in rates:
+            self._tokens[str(trainer.epoch)] = rates["tokens"]
         write_if_possible(trainer.comm, self._write_files, trainer.history)
 
-    def _write_files(self, history: Sequence[Logs]) -> None:
+    def _write_files(self, logs: Sequence[Logs]) -> None:
+        rates = [self._tokens.get(str(epoch)) for epoch in range(1, len(logs) + 1)]
+        named = [{} if rate is None else {"tokens_per_second": rate} for rate in rates]
+        history = [{**one, **rate} for one, rate in zip(logs, named, strict=True)]
         write_file("HistoryWriter", self.directory / "history.csv", to_csv(history).encode())
         write_file("HistoryWriter", self.directory / "history.json", to_json(history).encode())
 

@@ -290,6 +290,28 @@ def training_seconds(trainer: Training) -> float:
     return trainer.seconds["steps"] + trainer.seconds["data"]
 
 
+class Throughput:
+    """Samples and tokens of a run in a second of training."""
+
+    def __init__(self) -> None:
+        self._samples, self._seconds, self._tokens = 0, 0.0, 0.0
+
+    def begin(self, trainer: Training) -> None:
+        """Begin an epoch."""
+        self._samples, self._seconds = trainer.samples_seen, training_seconds(trainer)
+        self._tokens = 0.0
+
+    def step(self, trainer: Training) -> None:
+        """Count the tokens of a sample, at the end of a step."""
+        self._tokens = trainer.objective.tokens(trainer.totals)
+
+    def rates(self, trainer: Training) -> dict[str, float]:
+        """Return tokens, those of `ignore_index` not counted, if any, and samples per second."""
+        seconds = training_seconds(trainer) - self._seconds
+        rate = (trainer.samples_seen - self._samples) / seconds if seconds else 0.0
+        return ({"tokens": rate * self._tokens} if self._tokens else {}) | {"samples": rate}
+
+
 @contextlib.contextmanager
 def evaluated(trainer: Training) -> Iterator[None]:
     """Context in which the model has the parameters that are evaluated and kept as results.

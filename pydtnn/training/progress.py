@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TextIO, cast
 
 import numpy as np
 
-from pydtnn.training.callback import Callback, Training, training_seconds
+from pydtnn.training.callback import Callback, Throughput, Training
 from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched
@@ -176,8 +176,8 @@ class ProgressBar(Callback):
         self.style = style
         self._display: TerminalBar | Lines | None = None
         self._epochs = self._steps = 0
-        self._pause = self._tokens = 0.0
-        self._seen = self._first = 0  # samples and steps before the epoch
+        self._pause, self._first = 0.0, 0  # steps before the epoch
+        self._throughput = Throughput()
         self._begin = self._now = self._shown = 0.0
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -201,14 +201,14 @@ class ProgressBar(Callback):
         """Start the timer."""
         if self._display:
             self._display.begin(self._title(trainer.epoch + 1), trainer.step)
-        self._seen, self._first = trainer.samples_seen, trainer.step
-        self._trained = training_seconds(trainer)
+        self._first = trainer.step
+        self._throughput.begin(trainer)
         self._begin = self._now = self._shown = clock.now()
 
     def on_step_end(self, trainer: Training) -> None:
         """Show the means so far, if the interval has passed."""
         self._now = clock.now()
-        self._tokens = trainer.objective.tokens(trainer.totals)
+        self._throughput.step(trainer)
         if self._display and self._now - self._shown >= self._pause:
             self._shown = self._now
             pieces = [LinePiece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
@@ -240,10 +240,8 @@ class ProgressBar(Callback):
         return f"epoch {epoch}/{self._epochs}"
 
     def _rates(self, trainer: Training) -> list[LinePiece]:
-        seconds = training_seconds(trainer) - self._trained
-        rate = (trainer.samples_seen - self._seen) / seconds if seconds else 0.0
-        tokens = [LinePiece(6, f"{rate * self._tokens:.0f} tokens/s")] if self._tokens else []
-        return [*tokens, LinePiece(6, f"{rate:.0f} samples/s")]
+        rates = self._throughput.rates(trainer)
+        return [LinePiece(6, f"{rate:.0f} {what}/s") for what, rate in rates.items()]
 
     def _remaining(self, step: int) -> str:
         """Return the time until the end of the epoch at the speed so far, such as "1:05 left"."""

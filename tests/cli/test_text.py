@@ -31,6 +31,7 @@ def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path, text):
     last = history[-1] if isinstance(history, list) else {k: v[-1] for k, v in history.items()}
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"]), rel=1e-4)
     assert last["val_perplexity"] < 100  # 256 before training
+    assert last["tokens_per_second"] > 0
     model = load(saved)
     assert model.predict(np.full((2, 16), 32, "float32")).shape == (2, 16, 256)
 

@@ -32,7 +32,7 @@ class HistoryWriter(Callback):
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
-        self._throughput, self._tokens = Throughput(), dict[str, float]()  # by epoch
+        self._throughput, self._tokens = Throughput(), dict[str, Logs]()  # by epoch
 
     def state(self) -> dict[str, Any]:
         """Return the tokens per second of each epoch, if any."""
@@ -58,13 +58,11 @@ class HistoryWriter(Callback):
         """Write. Collective: all ranks call it; rank 0 writes, or warns if it cannot."""
         rates = trainer.comm.gather_object(self._throughput.rates(trainer))[0]
         if "tokens" in rates:
-            self._tokens[str(trainer.epoch)] = rates["tokens"]
+            self._tokens[str(trainer.epoch)] = {"tokens_per_second": rates["tokens"]}
         write_if_possible(trainer.comm, self._write_files, trainer.history)
 
     def _write_files(self, logs: Sequence[Logs]) -> None:
-        rates = [self._tokens.get(str(epoch)) for epoch in range(1, len(logs) + 1)]
-        named = [{} if rate is None else {"tokens_per_second": rate} for rate in rates]
-        history = [{**one, **rate} for one, rate in zip(logs, named, strict=True)]
+        history = [one | self._tokens.get(str(epoch), {}) for epoch, one in enumerate(logs, 1)]
         write_file("HistoryWriter", self.directory / "history.csv", to_csv(history).encode())
         write_file("HistoryWriter", self.directory / "history.json", to_json(history).encode())
 

@@ -87,9 +87,8 @@ def check_order(model: Model, dataset: Dataset) -> None:
     """Raise ValueError if targets are next tokens, and outputs depend on them."""
     if dataset.next_of is not None and (layer := model.looks_ahead[dataset.next_of]):
         raise ValueError(
-            f"Trainer: the targets of {dataset.name} are the next tokens of its input, which the "
-            f"network sees: {layer} looks ahead; use a causal network such as gpt_nano, or "
-            "--dataset masked_text"
+            f"Trainer: the targets of {dataset.name} are next tokens, which the network sees: "
+            f"{layer} looks ahead; use a causal network such as gpt_nano, or --dataset masked_text"
         )
 
 

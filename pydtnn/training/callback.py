@@ -299,7 +299,6 @@ class Throughput:
     def begin(self, trainer: Training) -> None:
         """Begin an epoch."""
         self._samples, self._seconds = trainer.samples_seen, training_seconds(trainer)
-        self._tokens = 0.0
 
     def step(self, trainer: Training) -> None:
         """Count the tokens of a sample, at the end of a step."""

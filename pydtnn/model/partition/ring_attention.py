@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.masks import both, positions_seen
 from pydtnn.layers.parameters import Cut
+
+GAIN = 0.1  # of the largest work of a rank, for which queries move to other ranks
+
+Piece = tuple[int, int, int, int]
+"""The rank of some queries, the one that computes them, their first position, and the next ones."""
 
 Result = tuple[Array, Array]
 """Outputs (N, n, D) of some queries, and logarithms of their sums of exponentials (N, H, n)."""
@@ -32,7 +38,9 @@ class RingAttention(Communicating, DotProductAttention):
     Causal queries see the more keys the later they are. Therefore ranks r and P - 1 - r compute the
     second half of each other's queries, so that all have equal work; unless the largest work of a
     rank is as small without this, as with a window. Blocks of keys that no query sees are not
-    multiplied. Lengths and documents, which differ between samples, are not balanced.
+    multiplied. With lengths and documents, the work of each query is known when a pass begins:
+    ranks compute consecutive queries of equal work in all samples together, if that makes the
+    largest work smaller by a share of `GAIN`, unless there are `RelativePositions`.
 
     Parameters
     ----------
@@ -77,43 +85,55 @@ class RingAttention(Communicating, DotProductAttention):
         self.place, self.ranks = self.mesh.position[self.cut.axis], self.mesh.shape[self.cut.axis]
         self.all_positions = self.cut.bounds[-1], self.keys.bounds[-1]
         self.all_seen = positions_seen(*self.all_positions, self.causal, self.window)
-        alone, halves = (self._largest_work(halves) for halves in (False, True))
-        self.halves = halves < alone
-        self.partner = self.ranks - 1 - self.place if self.halves else self.place
-        self.pieces = self._pieces(self.place, self.halves)
-        self.half = self.pieces[0][1] - self.pieces[0][0]
-        self.rest = queries - self.half
-        self.pairs_seen = self._work(self.pieces)
+        seen = self.all_seen[0, :, 1] - self.all_seen[0, :, 0]
+        alone, halves = (self._static(halves) for halves in (False, True))
+        self.usual = min(alone, halves, key=lambda pieces: max(self._work(pieces, seen)))
+        self.pairs_seen = self._work(self.usual, seen)[self.place]
         if self.positions is not None:
-            own = np.concatenate([np.arange(*piece) for piece in self.pieces])
-            self.positions.declare(self, own, np.arange(self.all_positions[1]))
+            own = [np.arange(*piece) for _, rank, *piece in self.usual if rank == self.place]
+            self.positions.declare(self, np.concatenate(own), np.arange(self.all_positions[1]))
         return queries, features
 
-    def _pieces(self, place: int, halves: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the bounds of a rank's own queries, and of those of its partner that it takes."""
-        first, last = self.cut.bounds[place : place + 2]
-        if not halves:
-            return (first, last), (last, last)
-        start, stop = self.cut.bounds[self.ranks - 1 - place :][:2]
-        return (first, (first + last + 1) // 2), ((start + stop + 1) // 2, stop)
+    def _static(self, halves: bool) -> list[Piece]:
+        """Return the queries that ranks compute: their own, or half of them and of a partner's."""
+        bounds, ranks = [*pairwise(self.cut.bounds)], range(self.ranks)
+        ends = [(first + last + 1) // 2 if halves else last for first, last in bounds]
+        own = [(r, r, bounds[r][0], ends[r]) for r in ranks]
+        others = [(r, self.ranks - 1 - r, ends[r], bounds[r][1]) for r in ranks]
+        return own + [piece for piece in others if piece[2] < piece[3]]
 
-    def _work(self, pieces: tuple[tuple[int, int], tuple[int, int]]) -> int:
-        """Count the pairs of a query of pieces and a key that it sees."""
-        seen = self.all_seen[0, :, 1] - self.all_seen[0, :, 0]
-        return int(sum(seen[start:stop].sum() for start, stop in pieces))
+    def _balanced(self, exist: Array) -> list[Piece]:
+        """Return the queries that ranks compute if these keys exist, the same on all of them."""
+        seen: Any = both(np, self.all_seen, self.backend.to_numpy(exist))
+        work = (seen[..., 1] - seen[..., 0]).sum(axis=0)
+        before = np.append(0, work.cumsum())
+        shares = before[-1] * np.arange(1, self.ranks) // self.ranks
+        bounds = [0, *np.searchsorted(before, shares).tolist(), len(work)]
+        pieces = [
+            (owner, rank, max(first, start), min(last, stop))
+            for rank, (first, last) in enumerate(pairwise(bounds))
+            for owner, (start, stop) in enumerate(pairwise(self.cut.bounds))
+            if max(first, start) < min(last, stop)
+        ]
+        usual, largest = (max(self._work(some, work)) for some in (self.usual, pieces))
+        return pieces if largest < (1 - GAIN) * usual else self.usual
 
-    def _largest_work(self, halves: bool) -> int:
-        return max(self._work(self._pieces(place, halves)) for place in range(self.ranks))
+    def _work(self, pieces: list[Piece], work: Array) -> list[int]:
+        """Return the work of each rank, from that of each query."""
+        parts = [(rank, work[start:stop].sum()) for _, rank, start, stop in pieces]
+        return [int(sum(part for r, part in parts if r == rank)) for rank in range(self.ranks)]
 
     def _blocks(
-        self, place: int, exist: Array | None, bias: Array | None
+        self, pieces: list[Piece], place: int, exist: Array | None, bias: Array | None
     ) -> Iterator[tuple[int, tuple[slice, slice], dict[str, Any]]]:
-        """Yield the pieces that see keys of a rank, places in the bias, and arguments of kernels.
+        """Yield own pieces that see keys of a rank, places in the bias, and arguments of kernels.
 
         With the intervals of keys that exist in each sample, if they differ.
         """
         first, last = self.keys.bounds[place : place + 2]
-        for i, (start, stop) in enumerate(self.pieces):
+        row = 0
+        for i, (*_, start, stop) in enumerate(pieces):
+            rows, row = slice(row, row + stop - start), row + stop - start
             static = (self.all_seen[:, start:stop] - first).clip(0, last - first)
             every = (static == [0, last - first]).all()
             seen = None if every else self.backend.asarray(static, np.dtype("int64"))
@@ -124,7 +144,7 @@ class RingAttention(Communicating, DotProductAttention):
                 seen = own = both(self.xp, seen, own)
                 if self.backend.has_values and not _some(own):
                     continue
-            rows, columns = slice(self.half * i, self.half * i + stop - start), slice(first, last)
+            columns = slice(first, last)
             arguments: dict[str, Any] = {
                 "at": At(start, first, max(self.all_positions)),
                 "seen": seen,
@@ -133,20 +153,44 @@ class RingAttention(Communicating, DotProductAttention):
                 arguments["bias"] = self.xp.ascontiguousarray(bias[:, rows, columns])
             yield i, (rows, columns), arguments
 
-    def _swap(self, own: Array, positions: int) -> Steps:
-        """Send an array (N, n, D) to the partner, and receive one of other positions from it."""
-        alone, shape = self.partner == self.place, (len(own), positions, own.shape[2])
-        received = own if alone else self.backend.empty(shape, own.dtype)
-        sends = [(own, self.partner)] if own.size and not alone else []
-        receives = [(received, self.partner)] if received.size and not alone else []
+    def _own(self, array: Array, piece: Piece) -> Array:
+        """Return a copy of own positions (N, n, D) of an array."""
+        first = self.cut.bounds[self.place]
+        return array[:, piece[2] - first : piece[3] - first].copy()
+
+    def _moved(self, given: dict[Piece, Array], pieces: list[Piece], n: int, to: int) -> Steps:
+        """Send pieces to the ranks that compute them (`to` is 1), or that have them (0).
+
+        Returns the arrays of n samples that are here then, and the exchange to wait for.
+        """
+        here = [piece for piece in pieces if piece[to] == self.place]
+        taken = [
+            given[piece]
+            if piece in given
+            else self.backend.empty((n, piece[3] - piece[2], self.output_shape[1]), self.dtype)
+            for piece in here
+        ]
+        sends = [(x, p[to]) for p, x in given.items() if p[to] != self.place and x.size]
+        receives = [
+            (x, p[1 - to]) for p, x in zip(here, taken, strict=True) if p not in given and x.size
+        ]
         pending = None
-        if self.halves:  # the same collectives on all ranks
+        if any(owner != rank for owner, rank, *_ in pieces):  # the same collectives on all ranks
             pending = yield Messages(sends, receives, self.cut.axis)
+        return taken, Pending(None, lambda: pending and pending.wait())
+
+    def _lend(self, array: Array, pieces: list[Piece]) -> Steps:
+        """Send own positions of an array (N, t, D) to the ranks that compute them."""
+        own = {piece: self._own(array, piece) for piece in pieces if piece[0] == self.place}
+        return (yield from self._moved(own, pieces, len(array), 1))
+
+    def _give_back(self, given: dict[Piece, Array], pieces: list[Piece], n: int) -> Steps:
+        """Send results of own pieces to their ranks; the result is that of own positions."""
+        taken, moving = yield from self._moved(given, pieces, n, 0)
 
         def finish() -> Array:
-            if pending is not None:
-                pending.wait()
-            return received
+            moving.wait()
+            return taken[0] if len(taken) == 1 else self.xp.concatenate(taken, axis=1)
 
         return Pending(None, finish)
 
@@ -159,34 +203,42 @@ class RingAttention(Communicating, DotProductAttention):
 
     def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
         """Compute the output while keys and values travel."""
-        (q, memory), others, (start, stop) = self._operands(xs), xs[self.arrays :], self.pieces[1]
-        queries, kv = [q[:, : self.half].copy()], memory.copy()
-        arriving = yield from self._swap(q[:, self.half :].copy(), stop - start)
-        results: list[Result | None] = [None, None]
+        (q, memory), others = self._operands(xs), xs[self.arrays :]
         exist = self._exist(others[0], context) if others else None
         options: dict[str, Any] = {
             **{"scale": self.scale, "dropout": self._dropped(context)},
             **({} if self.positions is None else self.positions.added(self)),
         }
+        fixed = exist is None or "bias" in options or not self.backend.has_values
+        pieces = self.usual if fixed else self._balanced(exist)
+        own, kv = [piece for piece in pieces if piece[1] == self.place], memory.copy()
+        queries, arriving = yield from self._lend(q, pieces)
+        results: list[Result | None] = [None] * len(own)
         for step in range(self.ranks):
             place, moving = (self.place - step) % self.ranks, None
             if step < self.ranks - 1:
                 moving = yield from self._pass_on(kv, place)
-            for i, _, where in self._blocks(place, exist, options.get("bias")):
-                query = arriving.wait() if i else queries[0]
-                y, sums = self._nothing(query)
+            for i, _, where in self._blocks(own, place, exist, options.get("bias")):
+                if own[i][0] != self.place:
+                    arriving.wait()
+                y, sums = self._nothing(queries[i])
                 given = {"kv": kv, **options, **where}
-                self.backend.attention.forward(query, self.heads, out=y, log_sums=sums, **given)
+                self.backend.attention.forward(
+                    queries[i], self.heads, out=y, log_sums=sums, **given
+                )
                 results[i] = self._combined(results[i], (y, sums))
             if moving is not None:
                 (kv,) = moving.wait()
-        queries.append(arriving.wait())
-        (y, sums), taken = (
-            result or self._nothing(query) for result, query in zip(results, queries, strict=True)
-        )
-        arriving = yield from self._swap(taken[0], self.rest)
-        y = self.xp.concatenate([y, arriving.wait()], axis=1) if self.halves else y
-        return y, (q, memory, y, sums, queries[1], taken, exist, options)
+        arriving.wait()
+        done = [r or self._nothing(query) for r, query in zip(results, queries, strict=True)]
+        outputs = {piece: y for piece, (y, _) in zip(own, done, strict=True)}
+        y = (yield from self._give_back(outputs, pieces, len(q))).wait()
+        # Own queries and outputs are saved by the layers beside this one.
+        taken = [
+            (None, None, sums) if piece[0] == self.place else (query, part, sums)
+            for piece, query, (part, sums) in zip(own, queries, done, strict=True)
+        ]
+        return y, (q, memory, y, taken, exist, options, pieces)
 
     def _nothing(self, query: Array) -> Result:
         """Return the result of queries that see no key."""
@@ -208,14 +260,16 @@ class RingAttention(Communicating, DotProductAttention):
 
     def backward_steps(self, dy: Array, saved: Saved, *, joint: bool) -> Steps:
         """Compute dx while keys, values and their gradients travel."""
-        queries, memory, y, sums, query, taken, exist, options = saved
-        start, stop = self.pieces[1]
+        queries, memory, y, taken, exist, options, pieces = saved
+        own = [piece for piece in pieces if piece[1] == self.place]
         table = None if self.positions is None else self.positions.gradient(self, options)
         if table is not None:
             table[...] = 0  # of pairs that are not multiplied
-        arriving = yield from self._swap(dy[:, self.half :].copy(), stop - start)
-        own = queries[:, : self.half].copy(), y[:, : self.half].copy(), sums
-        operands, dys = (own, (query, *taken)), [dy[:, : self.half].copy()]
+        dys, arriving = yield from self._lend(dy, pieces)
+        operands = [
+            (self._own(queries, piece), self._own(y, piece), sums) if q is None else (q, of, sums)
+            for piece, (q, of, sums) in zip(own, taken, strict=True)
+        ]
         dqs = [self.backend.zeros(part[0].shape, dy.dtype) for part in operands]
         kv = memory.copy()
         sent: Any = None
@@ -224,13 +278,15 @@ class RingAttention(Communicating, DotProductAttention):
             if step < self.ranks - 1:
                 moving = yield from self._pass_on(kv, place)
             dkv = self.backend.zeros(kv.shape, dy.dtype)
-            for i, pairs, where in self._blocks(place, exist, options.get("bias")):
+            for i, pairs, where in self._blocks(own, place, exist, options.get("bias")):
+                if own[i][0] != self.place:
+                    arriving.wait()
                 q, of, log_sums = operands[i]
                 dq, term = (self.backend.empty(part.shape, dy.dtype) for part in (q, kv))
                 d_bias = None if table is None else self.xp.empty_like(where["bias"])
                 given = {"kv": kv, "out_kv": term, "out_bias": d_bias, **options, **where}
                 self.backend.attention.backward(
-                    *(arriving.wait() if i else dys[0], q, of, log_sums, self.heads),
+                    *(dys[i], q, of, log_sums, self.heads),
                     **{"out": dq, **given},
                 )
                 if table is not None:
@@ -244,14 +300,12 @@ class RingAttention(Communicating, DotProductAttention):
             if moving is not None:
                 (kv,) = moving.wait()
         arriving.wait()
-        arriving = yield from self._swap(dqs[1], self.rest)
+        arriving = yield from self._give_back(dict(zip(own, dqs, strict=True)), pieces, len(dy))
         if self.positions is not None:
             self.positions.accumulate(self, table)
         gradients = [self.empty(len(dy), shape) for shape in self.input_shapes[: self.arrays]]
         d_queries, d_memory = self._operands(gradients)
-        d_queries[:, : self.half] = dqs[0]
-        if self.halves:
-            d_queries[:, self.half :] = arriving.wait()
+        d_queries[...] = arriving.wait()
         (d_memory[...],) = sent.wait()
         shapes = self.input_shapes[self.arrays :]
         gradients += [self.backend.zeros((len(dy), *shape), self.dtype) for shape in shapes]

@@ -141,7 +141,7 @@ def ring_of(comm: Communicator, shapes: Sequence[Any], **options: Any) -> tuple[
 def test_ranks_take_halves_of_each_other_if_the_largest_work_is_smaller(options, halves, pairs):
     def rank(comm: Communicator) -> tuple[bool, int]:
         layer = ring_of(comm, [(32, 4)], **options)[1]
-        return layer.halves, layer.pairs()
+        return any(owner != rank for owner, rank, *_ in layer.usual), layer.pairs()
 
     assert run_threads(4, rank) == [(halves, own) for own in pairs]
 
@@ -166,6 +166,42 @@ def test_blocks_that_no_query_sees_are_not_multiplied_and_messages_are_foreseen(
         return calls.count("attention.forward"), calls.count("attention.backward")
 
     assert run_threads(4, rank) == [(1, 1)] * 3 + [(0, 0)]
+
+
+def test_queries_of_documents_are_divided_by_their_work():
+    x, target = np.random.default_rng(0).normal(size=(2, 3, 32, 12))
+
+    def rank(comm: Communicator, ids: np.ndarray) -> tuple[list[int], list[float], Any]:
+        mesh, pairs = Mesh(comm, context=comm.size), []
+        net = Attending(1, causal=True)
+        model = Model(net, ((32, 12), (32,)), dtype="float64", mesh=mesh, seed=1)
+
+        def counted(kernel: Any, name: str) -> Any:
+            def call(*xs: Any, seen: Any, **options: Any) -> Any:
+                pairs.append((seen[..., 1] - seen[..., 0]).sum())
+                return kernel(*xs, seen=seen, **options)
+
+            return call if name == "attention.forward" else kernel
+
+        with wrapped_kernels(model.backend, counted):
+            model.forward((x, ids), StepContext(training=True, samples=np.arange(3)))
+        trainer = Trainer(model, "sgd", loss="mse", mesh=mesh, progress=False)
+        trainer.fit(ArrayDataset((x, ids), target), epochs=2, global_batch_size=3)
+        return pairs, trainer.losses, model.state()
+
+    for rows in ([16, 8, 4, 4], [20, 6, 6], [32]), ([20, 8, 4], [8, 24], [20, 8, 4]):
+        ids = np.array([np.repeat(np.arange(len(row)) + 1.0, row) for row in rows])
+        pairs, losses, state = rank(Serial(), ids)
+        found = run_threads(4, partial(rank, ids=ids))
+        work = [sum(own) for own, _, _ in found]
+        each_one = sum(np.concatenate([1 + np.arange(n) for n in row]) for row in rows)
+        usual = [each_one[8 * r :][:4].sum() + each_one[28 - 8 * r :][:4].sum() for r in range(4)]
+        assert sum(work) == sum(usual) == sum(pairs)
+        assert max(work) < 1.15 * sum(pairs) / 4 < max(usual)
+        for _, own, arrays in found:
+            assert own == pytest.approx(losses, abs=1e-12)
+            for name, array in state.items():
+                np.testing.assert_allclose(arrays[name], array, rtol=0, atol=1e-12, err_msg=name)
 
 
 # -- data parallelism

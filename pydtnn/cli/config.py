@@ -525,6 +525,9 @@ class _ObservationOptions:
         "default 100 where these must be equal; 0 for none",
         at_least=0,
     )
+    verify_steps: int | None = option(
+        int, "steps between checks of gradients by other ranks", at_least=1, of="check_equal"
+    )
     tensorboard: bool = option(
         False, "write curves for TensorBoard to the folder of the run; requires tensorboardX"
     )

@@ -237,6 +237,16 @@ FEATURES = {
             "different ones on each rank; use a scheme such as AllReduce, or omit it"
         },
     ),
+    "verified steps": Feature(
+        options="--check-equal verify_steps",
+        excludes={
+            "scheme without sums": "{1} does not sum gradients, which are compared; use AllReduce",
+            "sync_batch_norm": "gradients depend on samples of other ranks; omit sync_batch_norm",
+            "parts of the network": "others do not have the parts along {1}; use the axis data",
+            "GPU": "gradients are compared in the memory of the host; use the device cpu",
+            "one rank": "no other rank can compute its gradients; use at least 2 ranks",
+        },
+    ),
     "survival": Feature(
         options="--survive",
         excludes={
@@ -283,6 +293,8 @@ FEATURES = {
     "sums over further axes": Feature(_further_sums),
     "parts of parameters": Feature(_parts),
     "residuals of parts": Feature(_residuals_of_parts),
+    "parts of the network": Feature(lambda setup: setup.mesh and ", ".join(setup.mesh.model_axes)),
+    "one rank": Feature(lambda setup: setup.data.size == 1),
     "format of weights": Feature(lambda setup: any(b.rounding for b in setup.model.buffers)),
     "eager optimizer": Feature(
         lambda setup: not setup.optimizer.capturable and type(setup.optimizer).__name__

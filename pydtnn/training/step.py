@@ -222,8 +222,25 @@ class Passes:
 
         def on_ready(bucket: Bucket, position: int) -> None:
             grads = bucket.gradients(slots[position]) if slots else bucket.grads
-            self.sums.push(group[position].number, bucket, grads)
-            if last and position == len(group) - 1:
-                exchange.ready(bucket)
+            final = last and position == len(group) - 1
+            self.take_gradients(group[position], bucket, grads, exchange if final else None)
 
         return exchange, on_ready
+
+    def take_gradients(
+        self, shard: Shard, bucket: Bucket, grads: Array, exchange: AxisSums | None
+    ) -> None:
+        """Called when the gradients of a shard in a bucket are complete.
+
+        Parameters
+        ----------
+        shard : Shard
+        bucket : Bucket
+        grads : Array
+            Of this shard; without exact sums, those of the shards before are added.
+        exchange : AxisSums or None
+            What receives the bucket, if the shard is the last of the step.
+        """
+        self.sums.push(shard.number, bucket, grads)
+        if exchange is not None:
+            exchange.ready(bucket)

@@ -7,7 +7,7 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -19,8 +19,6 @@ from pydtnn.model.passes import Hook
 from pydtnn.model.presence import Presence
 from pydtnn.model.replay import Replays
 from pydtnn.parallel.exchange import GathersParameters, abandon
-from pydtnn.training.axis_sums import AxisSums
-from pydtnn.training.gradient_check import OnReady
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.setup import Setup
@@ -62,17 +60,11 @@ class UpdatingPasses(Passes):
         self.setup.optimizer.begin_step()
         return Completed()
 
-    def exchange_of(
-        self, group: Sequence[Shard], slots: Sequence[int] | None, last: bool
-    ) -> tuple[AxisSums, OnReady]:
-        """Return an exchange that receives nothing, and the update of buckets."""
-
-        def update(bucket: Bucket, position: int) -> None:
-            bucket.clear_padding()
-            with self.setup.phase("update", bucket.index):
-                self.setup.optimizer.step_bucket(bucket)
-
-        return AxisSums(self.exchange, None), update
+    def take_gradients(self, shard: Shard, bucket: Bucket, *others: object) -> None:
+        """Update the bucket."""
+        bucket.clear_padding()
+        with self.setup.phase("update", bucket.index):
+            self.setup.optimizer.step_bucket(bucket)
 
 
 def check_totals(passes: Passes) -> Totals:

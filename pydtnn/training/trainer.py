@@ -155,7 +155,12 @@ class Trainer(SuggestsNames):
         The optimizer's `binding` to this trainer.
     global_batch_size : int
         Samples of all ranks in a step of `fit`, except the last of an epoch; 0 before.
+    eager : callable
+        Creates the steps whose kernels are launched one by one: `Eager`, unless a callback has put
+        another class in its place.
     """
+
+    eager: Callable[..., Eager] = Eager
 
     def __init__(
         self,
@@ -497,7 +502,7 @@ class Trainer(SuggestsNames):
     def steps(self) -> TrainingSteps:
         """The implementation of steps, selected before the first."""
         if self.setup.model.backend.name != "cuda":
-            return Eager(self.setup, uses_up=self._uses_up)
+            return self.eager(self.setup, uses_up=self._uses_up)
         from pydtnn.training.capture import create_steps  # only here: it imports GPU code
 
         return create_steps(self.setup, self._graph)
@@ -578,7 +583,7 @@ class Trainer(SuggestsNames):
         steps = self.steps
         if batch.total < self.global_batch_size:  # the last of an epoch
             self.drain()  # in order
-            steps = Eager(self.setup, uses_up=self._uses_up)
+            steps = self.eager(self.setup, uses_up=self._uses_up)
         return steps(batch, epoch, seed)
 
     def _uses_up(self) -> bool:

@@ -193,7 +193,7 @@ def diloco(ranks: Ranks, grads: Array, counts: Array) -> None:
         ranks.samples[:] = 0
 
 
-def streaming_diloco(ranks: Ranks, grads: Array, counts: Array) -> None:
+def streaming_diloco(ranks: Ranks, grads: Array, counts: Array, power: float = 0) -> None:
     """Of buckets whose parameters are the options `buckets`, by default one with all."""
     ranks.apply_own_means(grads, counts)
     rate, momentum, mixing = (ranks.options[name] for name in ("rate", "momentum", "mixing"))
@@ -203,7 +203,8 @@ def streaming_diloco(ranks: Ranks, grads: Array, counts: Array) -> None:
     for index, own in enumerate(buckets):
         when = ranks.steps + index * period // len(buckets)
         if when % period == 0:
-            ranks.memory[index] = ranks.centre[own] - ranks.w[:, own].mean(axis=0)
+            weights = ranks.samples**power / (ranks.samples**power).sum()
+            ranks.memory[index] = ranks.centre[own] - weights @ ranks.w[:, own]
         if (when - delay) % period == 0 and index in ranks.memory:
             change = ranks.memory.pop(index)
             ranks.velocity[own] = momentum * ranks.velocity[own] + change

@@ -334,8 +334,7 @@ class PackedGradients:
                 self.velocity[here] += values
                 values = self.velocity[here]
             if self.feedback:
-                if self.feedback != 1:
-                    self.x[here] *= self.feedback
+                self.x[here] *= self.feedback
                 self.x[here] += values
             else:
                 self.x[here] = values

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydtnn.utils.lazy import Named, lazy
 
 if TYPE_CHECKING:
+    from pydtnn.tools.comparison.decoupled import DecoupledDiLoCo as DecoupledDiLoCo
     from pydtnn.tools.comparison.demo import demo as demo
     from pydtnn.tools.comparison.no_loco import NoLoCo as NoLoCo
     from pydtnn.tools.comparison.ok_topk import OkTopk as OkTopk
@@ -20,6 +21,7 @@ METHODS = {
     "scheme": Named(
         __name__,
         {
+            "decoupled_diloco": "DecoupledDiLoCo",
             "gradient_push": "GradientPush",
             "noloco": "NoLoCo",
             "parameter_server": "ParameterServer",

@@ -48,7 +48,7 @@ def long_run(scheme: str, options: dict[str, Any], rule: str, ranks: int) -> Dra
     drawn.__dict__.update(scheme=scheme, options=options, overlap={}, ranks=ranks, rule=rule)
     drawn.__dict__.update(samples=37, batch=9, epochs=40, accumulation=1, validated=3)
     drawn.__dict__.update(allreduce="vendor", hosts=[0] * ranks)
-    one = scheme not in STEPS or scheme in ("streaming_diloco", "one_bit_adam")
+    one = scheme not in STEPS or scheme in ("streaming_diloco", "decoupled_diloco", "one_bit_adam")
     drawn.bucket_bytes = 1 << 20 if one else 100
     drawn.net.sizes = [4, 5, 3]
     rng = np.random.default_rng(1)

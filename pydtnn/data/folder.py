@@ -143,9 +143,9 @@ class ImageFolder(EncodedImages):
 def find_images(
     who: str,
     root: Path,
-    test_fraction: float | None = None,
-    seed: int = 0,
-    skip: Decoder | None = None,
+    test_fraction: float | None,
+    seed: int,
+    skip: Decoder | None,
 ) -> tuple[ImageFiles, ImageFiles]:
     """List the files of a training and a test set, in the same order on every machine.
 

@@ -23,7 +23,7 @@ class FlatArrays(NamedTuple):
 
 
 def place_parameters(
-    graph: Graph, bucket_bytes: Sequence[int], rounding: Rounding | None = None
+    graph: Graph, bucket_bytes: Sequence[int], rounding: Rounding | None
 ) -> FlatArrays:
     """Allocate the flat arrays of all parameters, without values.
 

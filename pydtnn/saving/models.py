@@ -279,9 +279,9 @@ def build_model(
     data: bytes,
     arrays: Mapping[str, np.ndarray],
     *,
-    backend: Backend | str = "cpu",
-    dtype: str | None = None,
-    custom: Mapping[str, type] | None = None,
+    backend: Backend | str,
+    dtype: str | None,
+    custom: Mapping[str, type] | None,
 ) -> Model:
     """Return a model from the content of `MODEL` and its weights.
 

@@ -157,7 +157,7 @@ def scores_of(model: Model, x: Any) -> tuple[list[str], np.ndarray]:
     return [*(names or map(str, range(len(scores))))], scores
 
 
-def describe_classes(names: Sequence[str], scores: np.ndarray, top: int = 1) -> str:
+def describe_classes(names: Sequence[str], scores: np.ndarray, top: int) -> str:
     """Return the most likely classes with their probabilities: ``cat 0.98``; without names, all."""
     if not names:
         return ", ".join(f"{number:.6g}" for number in scores)

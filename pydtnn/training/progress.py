@@ -284,7 +284,7 @@ def format_logs(logs: Mapping[str, float]) -> str:
     return "  ".join(piece.text for piece in _values(logs))
 
 
-def format_arrays(logs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[str]:
+def format_arrays(logs: Mapping[str, Any], names: Sequence[str] | None) -> list[str]:
     """Return the lines of a table for each array of a log, such as a confusion matrix.
 
     Parameters

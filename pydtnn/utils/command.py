@@ -308,7 +308,7 @@ def subcommands(name: str, description: str, examples: str) -> tuple[Parser, Any
     return parser, parser.add_subparsers(required=True, metavar="command")
 
 
-def run_subcommand(name: str, parser: Parser, arguments: Sequence[str] | None = None) -> int:
+def run_subcommand(name: str, parser: Parser, arguments: Sequence[str] | None) -> int:
     """Run the sub-command that the arguments name, as `run_command` does.
 
     Parameters

@@ -142,5 +142,6 @@ def test_options_that_each_command_sets_are_not_changes():
 
 def test_options_of_earlier_versions_without_effect_on_training_are_left_out(tmp_path):
     configuration = {"epochs": 3, "mlperf_log": "log.txt"}
-    (tmp_path / "run.json").write_text(json.dumps({"configuration": configuration}))
-    assert read_run(str(tmp_path)).options == {"epochs": 3}
+    content = {"configuration": configuration, "ranks": 2, "global_batch_size": 64}
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert read_run(str(tmp_path)) == EarlierRun(str(tmp_path), {"epochs": 3}, 2, 64)

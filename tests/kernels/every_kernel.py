@@ -8,6 +8,7 @@ the same in every type of 16 bits, and what decides about a sign is not nearly 0
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,15 +214,15 @@ def steering(rng: np.random.Generator) -> Drawn:
         )
 
 
-def deferred(a: Arrays, terms: int) -> Deferred:
+def deferred(a: Arrays, terms: int, relu: bool = True, limit: float = inf) -> Deferred:
     first = Term(a["x0"], a["t pivot"], a["t factor"])
     second = Term(a["x1"], a.get("t second"))
-    return Deferred(first, *[second][: terms - 1], shift=a["t shift"], relu=True)
+    return Deferred(first, *[second][: terms - 1], shift=a["t shift"], relu=relu, limit=limit)
 
 
 def fused(rng: np.random.Generator) -> Drawn:
     for rows, channels in SHAPES:
-        for terms in (1, 2):
+        for terms, *bounds in ((1, False), (1, True), (2, True, 0.5)):
             names = ("t pivot", "t second", "t gamma")
             arrays = {
                 **{n: table(rng, rows, channels) for n in ("x0", "x1", "x dy", "x add")},
@@ -243,7 +244,7 @@ def fused(rng: np.random.Generator) -> Drawn:
                     for i in range(terms)
                 ]
 
-            yield arrays, {"value": lambda a, n=terms: deferred(a, n), "norms": norms}
+            yield arrays, {"value": lambda a, n=(terms, *bounds): deferred(a, *n), "norms": norms}
 
 
 def maps(rng: np.random.Generator) -> Drawn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from math import inf
 from typing import Any
 
@@ -12,25 +11,9 @@ import pytest
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import FusedKernels
 from tests.each import each
-from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
+from tests.kernels.guarded import guarded
 
 REFERENCE = FusedKernels(np)
-
-# Rows and channels: none, narrower than half a vector and folded or not, whole vectors of every
-# width, tails, rows of one span and of several, more rows than a chunk has.
-SHAPES = [
-    *((0, 5), (1, 1), (3, 2), (700, 1), (301, 3), (77, 7), (130, 8), (600, 16), (37, 19), (65, 64)),
-    *((9, 101), (33, 640), (6, 1100)),
-]
-
-BOUNDS = [(False, inf), (True, inf), (True, 0.5)]
-"""ReLU or not, and its limit."""
-
-# Of the values' norm. A value is a sum of two products; float32 sums over a chunk of 256 rows of
-# both signs lose a few last places of their largest partial sum.
-TOLERANCE = {np.float32: 1e-6, np.float64: 1e-14}
-
-DTYPES = [np.float32, np.float64]
 
 
 def deferred(
@@ -69,35 +52,6 @@ def away_from_zero(value: Deferred) -> None:
     values = REFERENCE.values(cast(linear, np.float64))
     near = (np.abs(values) < 1e-3) | (np.abs(values - value.limit) < 1e-3)
     value.terms[0].x[near] += 4
-
-
-@each("dtype", DTYPES)
-@each("terms", [1, 2])
-@each("shape", SHAPES)
-def test_values_and_gates_agree_with_the_reference_with_every_option(
-    cpu_backend, rng, shape, terms, dtype
-):
-    for (relu, limit), added in product(BOUNDS, (False, True)):
-        value = deferred(rng, shape, dtype, terms=terms, plain=added, relu=relu, limit=limit)
-        away_from_zero(value)
-        wide = cast(value, np.float64)
-        dy, add = (guarded(rng.standard_normal(shape).astype(dtype)) for _ in range(2))
-        y, dx, plain = (guarded(np.full(shape, np.nan, dtype)) for _ in range(3))
-        sums = guarded(np.full((1 + terms, shape[1]), np.nan))
-        expected, exact = np.empty(shape), np.empty_like(sums)
-        options = {"add": add if added else None}
-        cpu_backend.fused.evaluate(value, out=y)
-        cpu_backend.fused.gate(dy, value, out=dx, sums=sums, **options)
-        cpu_backend.fused.gate(dy, value, out=plain, **options)
-        REFERENCE.gate(dy, wide, out=expected, sums=exact, **options)
-        for array in (y, dx, plain, sums):
-            assert_guards_hold(array)
-        assert_close(y, REFERENCE.values(wide), TOLERANCE[dtype])
-        assert_close(dx, expected, TOLERANCE[dtype])
-        assert_close(plain, expected, TOLERANCE[dtype])
-        # A sum may be far smaller than its terms: in units of their norm.
-        bound = TOLERANCE[dtype] * np.sqrt(max(shape[0], 1)) * 10
-        np.testing.assert_allclose(sums, exact, rtol=0, atol=bound)
 
 
 @each("every_set", [False, True])

@@ -445,12 +445,9 @@ def is_lost(error: BaseException) -> bool:
 
 def exit_after(seconds: float, code: int) -> None:
     """Terminate this process after a delay, if it is still running."""
-
-    def end() -> None:
-        time.sleep(seconds)
-        os._exit(code)
-
-    threading.Thread(target=end, daemon=True).start()
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def _defer_to_signal_thread(number: int, frame: FrameType | None) -> None:

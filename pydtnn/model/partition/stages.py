@@ -268,7 +268,7 @@ def cut_stages(
     outputs: Sequence[Node],
     owners: Owners,
     rank: int,
-    names: Sequence[str] = (),
+    names: Sequence[str],
 ) -> PipelineCut:
     """Cut a graph into pipeline stages, and leave those of one rank in it.
 

@@ -68,7 +68,7 @@ def flatten_order(shape: Shape) -> np.ndarray | None:
     return np.moveaxis(np.arange(prod(shape)).reshape(channels, *size), 0, -1).ravel()
 
 
-def feature_orders(description: Description, *, exported: bool = False) -> dict[str, Order]:
+def feature_orders(description: Description, *, exported: bool) -> dict[str, Order]:
     """Return the order of the output of each input and layer of a model, by name.
 
     Parameters

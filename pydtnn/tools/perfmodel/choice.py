@@ -14,13 +14,13 @@ MAX_LISTED = 5
 COLUMNS = ("strategy", "ms/step", "compute", "update", "messages", "idle", "loader", "memory")
 
 
-def ranked(found: SearchResult, most: int = MAX_LISTED) -> list[str]:
+def ranked(found: SearchResult) -> list[str]:
     """Return a table of the fastest strategies, with times of a step in ms."""
     shown: list[list[str]] = []
     seen: set[str] = set()
     for one in found.tried:
         name = label(one)
-        if name not in seen and len(shown) < most:
+        if name not in seen and len(shown) < MAX_LISTED:
             seen.add(name)
             shown.append([name, *cells(one)])
     return align([[*COLUMNS], *shown], 1)

@@ -186,7 +186,7 @@ def _why_untraced(runs: Sequence[RunView]) -> str:
     return reasons[0] if reasons else f"no run has a trace; {HOW}"
 
 
-def _without_file(name: str, also: str = "") -> Callable[[Sequence[RunView]], str]:
+def _without_file(name: str, also: str) -> Callable[[Sequence[RunView]], str]:
     return lambda runs: f"no run has the file {name}, which python -m pydtnn.train{also}"
 
 

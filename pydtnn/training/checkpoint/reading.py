@@ -272,8 +272,8 @@ def read_into(
         raise error
 
 
-def read_part(checkpoint: Checkpoint, name: str, number: int = 0) -> dict[str, np.ndarray]:
-    """Return the arrays of a state of a part, whole.
+def read_part(checkpoint: Checkpoint, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of the first state of a part, whole.
 
     Raises
     ------
@@ -281,9 +281,9 @@ def read_part(checkpoint: Checkpoint, name: str, number: int = 0) -> dict[str, n
         If files cannot be read.
     """
     states = checkpoint.content["parts"][name]
-    prefix = prefix_of(name, number, len(states))
+    prefix = prefix_of(name, 0, len(states))
     result = {}
-    for key in states[number]["arrays"]:
+    for key in states[0]["arrays"]:
         described = checkpoint.layout.arrays[prefix + key]
         result[key] = np.empty(described.shape, np.dtype(described.dtype))
     pieces = [full_piece(prefix + key, array) for key, array in result.items()]

@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -207,3 +209,10 @@ def test_a_folder_without_room_for_the_slots_does_not_remain(tmp_path, monkeypat
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert failure._make_folder(2) is None
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_process_that_waits_ends_after_a_delay():
+    body = f"from {failure.__name__} import exit_after; exit_after(0.0, 7); input()"
+    command = [sys.executable, "-c", body]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.wait(600) == 7

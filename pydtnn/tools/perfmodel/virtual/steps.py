@@ -166,7 +166,7 @@ def _program(
     return run
 
 
-def rank_memory(rank: WorkloadRank, library: int = 0) -> MemoryUse:
+def rank_memory(rank: WorkloadRank, library: int) -> MemoryUse:
     """Predict the memory of a rank by running its passes without computation.
 
     Parameters

@@ -211,8 +211,8 @@ def test_a_folder_without_room_for_the_slots_does_not_remain(tmp_path, monkeypat
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_process_that_waits_ends_after_a_delay():
-    body = f"from {failure.__name__} import exit_after; exit_after(0.0, 7); input()"
-    command = [sys.executable, "-c", body]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        assert process.wait(600) == 7
+@each(("seconds", "then", "status"), [(0.0, "input()", 7), (600.0, "", 0)])
+def test_a_process_that_waits_ends_after_a_delay(seconds, then, status):
+    body = f"from {failure.__name__} import exit_after; exit_after({seconds}, 7); {then}"
+    with subprocess.Popen([sys.executable, "-c", body], stdin=subprocess.PIPE) as process:
+        assert process.wait(300) == status

@@ -173,12 +173,11 @@ class LayerOptions:
         seconds, backend = 0.0, self.graph.backend
         for halo in draft.halos:
             if halo.changes:
-                row = prod(shapes[0]) // max(shapes[0][halo.halo.cut.dim], 1)
                 halo.mesh = self.mesh
                 halo.bind(backend, self.graph.dtype, f"{node.name}/halo", shapes)
-                rows = (prod(halo.output_shape) - prod(shapes[0])) // max(row, 1)
-                size = float(rows * row * self.samples * self.itemsize)
-                seconds += 2 * self._messages(size, 2 if self.ranks > 2 else 1)
+                more = self.samples * (prod(halo.output_shape) - prod(shapes[0]))
+                sides = 2 if self.ranks > 2 else 1  # of inner ranks; this one is the first
+                seconds += 2 * self._messages(float(sides * more * self.itemsize), sides)
                 shapes = (halo.output_shape,)
         layer, samples = draft.layer, self.samples
         if isinstance(layer, Communicating):

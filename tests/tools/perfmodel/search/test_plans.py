@@ -22,6 +22,7 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
+from pydtnn.layers.parameters import Cut
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.tools.perfmodel.messages import MessageCosts
@@ -153,6 +154,19 @@ def test_a_rank_computes_its_samples():
     found = {one.name: one.seconds for one in options(1, ((Spread.WHOLE, frozenset()),))}
     calls = 2 * PerFlop().call
     assert found["data"] - calls == pytest.approx((found[""] - calls) / 4)
+
+
+@each(("ranks", "rows"), [(2, 1), (4, 2)])
+def test_a_stripe_receives_the_rows_of_its_windows(ranks, rows):
+    """Of 6 columns, 4 channels and 5 samples; inner stripes receive them from two ranks."""
+    axes, net = {"data": 1, AXIS: ranks}, MaxPool2d(3, 1, padding=1)
+    work = Workload(net, (8, 6, 4), batch=5, axes=axes)
+    own = Projector(work, Platform.load("cpu-1gbit"), PerFlop(0.0, inf))
+    options = LayerOptions(own, MessageCosts(own.platform, work))
+    cut = Cut(0, AXIS, tuple(range(0, 9, 8 // ranks)))
+    found = {one.name: one.seconds for one in options(1, ((cut, frozenset()),))}
+    nbytes = rows * 6 * 4 * 5 * 4
+    assert found["spatial"] == pytest.approx(2 * options._messages(nbytes, rows))
 
 
 def test_networks_that_use_a_layer_twice_have_uniform_plans_only():

@@ -465,6 +465,49 @@ def _matmul(at: AtenCall) -> str:
     return at.write("MatMul", at.value(a), at.value(b))
 
 
+def _einsum(at: AtenCall) -> str:
+    """Write the sum over axes of two operands: a product with a matrix, or a part of attention."""
+    before, _, result = at["equation"].replace(" ", "").partition("->")
+    names, operands = before.split(","), [*at["tensors"]]
+    if len(names) == 2 and not isinstance(at.draft.values[operands[0]], str):
+        names, operands = names[::-1], operands[::-1]
+    shapes = [[*x.meta["val"].shape] for x in operands]
+    wide = max(len(s) - len(n.replace("...", "")) for s, n in zip(shapes, names, strict=True))
+    *names, result = (n.replace("...", "ABCDEFGH"[:wide]) for n in (*names, result))
+    both, known = {*names[0]} & {*names[-1]}, at.draft.values[operands[-1]]
+    batch = [n for n in result if n in both]
+    left, right = (
+        [n for n in result if n in part and n not in both] for part in (names[0], names[-1])
+    )
+    summed = [n for n in names[0] if n in both and n not in result]
+    orders = [[*batch, *left, *summed], [*batch, *summed, *right]]
+    pairs = {pair for n, s in zip(names, shapes, strict=True) for pair in zip(n, s, strict=False)}
+    fits = [sorted(n) for n in names] == [sorted(order) for order in orders]
+    fits &= len(pairs) == len(dict(pairs)) and (isinstance(known, str) or not batch)
+    if not fits or not summed:
+        raise at.fail(f"the equation {at['equation']}")
+    size = dict(pairs).__getitem__
+    outer, made = [*map(size, batch)], [*batch, *left, *right]
+    rows, inner, columns = (prod(map(size, part)) for part in (left, summed, right))
+    perms = [[n.index(i) for i in order] for n, order in zip(names, orders, strict=True)]
+
+    def view(x: str, before: Sequence[int], after: Sequence[int]) -> str:
+        return x if before == after else at.write("Reshape", x, np.array(after))
+
+    def turned(x: str, perm: list[int]) -> str:
+        return x if perm == sorted(perm) else at.write("Transpose", x, perm=perm)
+
+    x = turned(at.draft.value(operands[0]), perms[0])
+    x = view(x, [*map(size, orders[0])], [*outer, rows, inner])
+    if isinstance(known, str):
+        y = view(turned(known, perms[1]), [*map(size, orders[1])], [*outer, inner, columns])
+        y = at.write("MatMul", x, y)
+    else:
+        y = at.write("linear", x, known.transpose(perms[1]).reshape(inner, columns).T)
+    y = view(y, [*outer, rows, columns], [*map(size, made)])
+    return turned(y, [made.index(n) for n in result])
+
+
 def _baddbmm(at: AtenCall) -> str:
     at.require("beta", 1)
     at.require("alpha", 1)
@@ -664,9 +707,26 @@ def _arithmetic(operator: str) -> Write:
             if at.is_constant("other"):
                 raise at.fail(f"alpha={at['alpha']} of a constant")
             b = at.write("Mul", b, at["alpha"], label=f"{at.label}.factor")
-        return at.write(operator, a, b)
+        return at.write(operator, a, b, **_rows(at, "other"))
 
     return write
+
+
+def _div(at: AtenCall) -> str:
+    """Write a quotient; of a computed y above 1, 1 / y = 2 sigmoid(-log(2 y - 1))."""
+    y = at["other"]
+    if at.is_constant("other") or name_of(y) != "add" or y.args[1] != 1 or y.kwargs:
+        return _arithmetic("Div")(at)
+    if name_of(y.args[0]) not in ("abs", "relu", "sigmoid", "softplus"):
+        raise at.fail("a divisor that is not known to be above 1")
+    y = at.write("Log", at.write("Sub", at.write("Mul", at.value("other"), 2.0), 1.0))
+    y = at.write("Mul", at.write("Sigmoid", at.write("Neg", y)), 2.0)
+    return at.write("Mul", at.value("self"), y)
+
+
+def _abs(at: AtenCall) -> str:
+    x = at.value("self")
+    return at.write("Add", at.write("Relu", x), at.write("Relu", at.write("Neg", x)))
 
 
 def _rsub(at: AtenCall) -> str:
@@ -699,9 +759,20 @@ def _softplus(at: AtenCall) -> str:
 
 
 def _elu(at: AtenCall) -> str:
+    if at.operator == "selu":
+        return at.write("Mul", at.write("Elu", at.value("self"), alpha=SELU[0]), SELU[1])
     at.require("scale", 1)
     at.require("input_scale", 1)
     return at.write("Elu", at.value("self"), alpha=float(at["alpha"]))
+
+
+SELU = (1.6732632423543772, 1.0507009873554805)
+"""Slope and factor of Klambauer et al., "Self-normalizing neural networks", 2017, section 2."""
+
+
+def _mish(at: AtenCall) -> str:
+    x = at.value("self")
+    return at.write("Mul", x, at.write("Tanh", at.write("Softplus", x)))
 
 
 def _dropout(at: AtenCall) -> str:
@@ -743,12 +814,23 @@ def _attention(at: AtenCall) -> str:
     if at["is_causal"]:
         mask = np.triu(np.full((length, at.shape("key")[-2]), -np.inf), 1)
     if mask is not None:
-        scores = at.write("Add", scores, mask, label=f"{label}.masked")
+        rows = _rows(at, "attn_mask")
+        scores = at.write("Add", scores, mask, label=f"{label}.masked", **rows)
     weights = at.write("Softmax", scores, label=f"{label}.weights", axis=-1)
     if at["dropout_p"]:
         rate = np.array(at["dropout_p"])
         weights = at.write("Dropout", weights, rate, label=f"{label}.dropped")
     return at.write("MatMul", weights, at.value("value"), label=label)
+
+
+def _rows(at: AtenCall, name: str) -> dict[str, Any]:
+    """Return the matrix whose rows are terms of scores, and their indices, or nothing."""
+    found = [x for x in [at[name]] if is_node(x) and not isinstance(at.draft.values[x], str)]
+    for x in found:
+        if name_of(x) == "embedding" and x.args[0].op == "placeholder":
+            return {"rows": (at.draft.value(x.args[0]), at.draft.values[x.args[1]])}
+        found += [part for part in x.all_input_nodes if part not in found]
+    return {}
 
 
 def _masked(at: AtenCall) -> str:
@@ -852,7 +934,7 @@ OPERATORS: Mapping[str, Write] = {
     **dict.fromkeys(("add", "add_scalar"), _arithmetic("Add")),
     **dict.fromkeys(("sub", "subtract"), _arithmetic("Sub")),
     **dict.fromkeys(("mul", "multiply"), _arithmetic("Mul")),
-    **dict.fromkeys(("div", "divide", "true_divide"), _arithmetic("Div")),
+    **dict.fromkeys(("div", "divide", "true_divide"), _div),
     **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _pool("MaxPool")),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _pool("AveragePool")),
@@ -876,13 +958,15 @@ OPERATORS: Mapping[str, Write] = {
     **dict.fromkeys(("chunk", "split", "split_with_sizes"), _split),
     **dict.fromkeys(("cat", "stack"), _cat),
     **dict.fromkeys(("to", "_to_copy", "type_as"), _to),
+    "abs": _abs,
     "addmm": _addmm,
     "arctan": _plain("Atan"),
     "atan": _plain("Atan"),
     "baddbmm": _baddbmm,
     "batch_norm": _batch_norm,
     "dropout": _dropout,
-    "elu": _elu,
+    "einsum": _einsum,
+    **dict.fromkeys(("elu", "selu"), _elu),
     "embedding": _embedding,
     "erf": _plain("Erf"),
     "gelu": lambda at: at.write("Gelu", at.value("self"), approximate=at["approximate"]),
@@ -896,12 +980,14 @@ OPERATORS: Mapping[str, Write] = {
     "log": _plain("Log"),
     "log_softmax": _softmax("LogSoftmax"),
     "masked_fill": _masked,
+    "mish": _mish,
     "neg": _plain("Neg"),
     "pixel_shuffle": _shuffle,
     "pow": _power,
     "prelu": lambda at: at.write("PRelu", at.value("self"), at.value("weight")),
     "relu": _plain("Relu"),
     "relu6": _activation("relu6"),
+    "rsqrt": lambda at: at.write("Reciprocal", at.write("Sqrt", at.value("self"))),
     "rms_norm": _rms_norm,
     "rsub": _rsub,
     "scaled_dot_product_attention": _attention,

@@ -342,6 +342,54 @@ def test_states_of_recurrent_layers_are_inputs_and_outputs(kind, both, first):
     assert compare_with_module(module, (x, hx), turned) == trained
 
 
+class Relative(nn.Module):
+    """Two layers of attention with a table of distances, and a norm of squares, as in T5."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.tokens, self.table = nn.Embedding(7, 4), nn.Embedding(8, 2)
+        self.w, self.causal = nn.Parameter(torch.rand(4) + 0.5), causal
+
+    def forward(self, tokens: Any, others: Any) -> Any:
+        x, back = self.tokens(tokens) + self.tokens(others), torch.arange(5)[:, None]
+        back = back - torch.arange(5)
+        buckets = back.clamp(min=0) if self.causal else 4 * (back < 0) + abs(back).clamp(max=2)
+        terms = self.table(buckets).permute(2, 0, 1).unsqueeze(0)
+        terms = terms.masked_fill(back < 0, -torch.inf) if self.causal else terms
+        for _ in range(2):
+            x = self.w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+            q = x.view(*x.shape[:2], 2, 2)
+            scores = torch.einsum("bqhd,bkhd->bhqk", q, q) + terms
+            x = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), q).flatten(2)
+        return x
+
+
+@each("causal", [False, True])
+def test_tables_of_distances_and_tokens_are_shared(causal):
+    torch.manual_seed(0)
+    module, tokens = Relative(causal).double(), torch.randint(7, (2, 3, 5))
+    assert compare_with_module(module, (*tokens,)) == 7 * 4 + 8 * 2 + 4
+
+
+@each("equation", ["btd,do->bto", "...d,od->...o", "btd,dhk->bhtk", "bthk,hkd->btd", "od,btd->bot"])
+def test_sums_over_axes_are_products_with_matrices(equation):
+    torch.manual_seed(0)
+    step = -1 if equation.startswith("od") else 1
+    names = equation.replace("...", "bt").partition("->")[0].split(",")[::step]
+    x, w = (torch.randn([" okhtbd".index(n) + 1 for n in name]).double() for name in names)
+    module = Custom(lambda m, x: torch.einsum(equation, *(x, m.w)[::step]), w=nn.Parameter(w))
+    assert compare_with_module(module, x) == w.numel()
+
+
+def test_activations_without_a_layer_are_composed():
+    torch.manual_seed(0)
+    module = Custom(
+        lambda m, x: F.mish(m.a(x)) * F.selu(m.a(x)) + F.softsign(m.a(x)) - m.a(x).abs(),
+        a=nn.Linear(4, 5),
+    )
+    assert compare_with_module(module.double(), 3 * torch.randn(6, 4).double()) == 25
+
+
 def test_a_mask_that_is_the_same_for_all_samples_is_the_causal_one():
     def forward(m: Any, x: Any) -> Any:
         n, t, c = x.shape
@@ -381,6 +429,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("constant", Custom(lambda m, x: (x * 2, torch.ones(3, 4))), "got a constant"),
     ("norm", Custom(lambda m, x: m.a(x), a=nn.BatchNorm1d(4, affine=False)), "affine=False"),
     ("mask", Attention(4, masks(3)["even"], 1.0, True), "a mask must hide later positions"),
+    ("quotient", Custom(lambda m, x: x / (x.tanh() + 1)), "a divisor that is not known to be"),
     ("clip", Custom(lambda m, x: x.clamp(-2, 3)), "Clip"),
 ]
 

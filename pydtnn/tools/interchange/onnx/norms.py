@@ -112,6 +112,8 @@ def _group_norm(at: Reading) -> Value:
 
 def _rms_norm(at: Reading) -> Value:
     x = at.value()
+    if at.get("axis", -1) not in (-1, len(x.axes) - 1):
+        raise at.fail("the axis must be the last one")
     last, gamma = x.axes[x.sample_axis(-1)], at.required(1)
     node, atoms, order = at.net.last(x, last)
     _check_vectors(at, size_of(last), gamma)

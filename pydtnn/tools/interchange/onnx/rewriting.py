@@ -23,11 +23,14 @@ UNIT = "\0one"
 CENTRED = ("Sub", "x", ("ReduceMean", "x"))
 VARIANCE = ("ReduceMean", ("Pow", CENTRED, "two"))
 NORMED = ("Div", CENTRED, ("Sqrt", ("Add", VARIANCE, "epsilon")))
-LAYER_NORMS: list[tuple[Pattern, Match]] = [
-    (("Add", ("Mul", NORMED, "gamma"), "beta"), {}),
-    (NORMED, {"gamma": UNIT, "beta": ""}),
+SQUARES = ("ReduceMean", ("Pow", "x", "two"))
+ROOT = ("Mul", "x", ("Reciprocal", ("Sqrt", ("Add", SQUARES, "epsilon"))))
+PATTERNS: list[tuple[str, Pattern, Match]] = [
+    ("LayerNormalization", ("Add", ("Mul", NORMED, "gamma"), "beta"), {}),
+    ("LayerNormalization", NORMED, {"gamma": UNIT, "beta": ""}),
+    ("rms_norm", ("Mul", ROOT, "gamma"), {"beta": ""}),
 ]
-"""Patterns of layer norms with and without factors and terms, and names that they do not have."""
+"""Norms with and without factors and terms, and names that they do not have."""
 
 GROUPS = ("InstanceNormalization", ("Reshape", "x", "rows"), "gamma", "beta")
 GROUP_NORM = ("Add", ("Mul", ("Reshape", GROUPS, "shape"), "scale"), "shift")
@@ -44,7 +47,7 @@ def joined(graph: NodeGraph) -> NodeGraph:
 def _joined(
     node: OnnxNode, made: Mapping[str, OnnxNode], constants: Mapping[str, np.ndarray]
 ) -> OnnxNode:
-    if node.operator not in ("Add", "Div"):
+    if node.operator not in ("Add", "Div", "Mul"):
         return node
     if found := _unify(made, node.outputs[0], GROUP_NORM, {}):
         (norm,) = (value for key, value in found.items() if key[0] == GROUPS[0])
@@ -52,11 +55,10 @@ def _joined(
         made_of = tuple(found[name] for name in names)
         attributes = norm.attributes
         return replace(node, operator="GroupNormalization", inputs=made_of, attributes=attributes)
-    for pattern, omitted in LAYER_NORMS:
+    for operator, pattern, omitted in PATTERNS:
         found = _unify(made, node.outputs[0], pattern, omitted)
         if found and (options := _of_layer_norm(found, constants)):
             made_of = tuple(found[name] for name in ("x", "gamma", "beta"))
-            operator = "LayerNormalization"
             return replace(node, operator=operator, inputs=made_of, attributes=options)
     return node
 

@@ -60,9 +60,8 @@ def _embedding(at: Reading, matrix: np.ndarray, tokens: Any, axis: int) -> Value
         raise at.fail("tokens must be integers of an input, got numbers of floating point")
     tokens = at.net.plain(tokens)
     name = at.node.inputs[0]
-    if name in at.net.tied:
-        raise at.fail("a matrix must have one use as that of tokens")
-    layer = layers.Embedding(*matrix.shape, tied=len(at.graph.readers[name]) > 1)
+    made = layers.Embedding(*matrix.shape, tied=len(at.graph.readers[name]) > 1)
+    layer = at.net.tied.get(name, made)
     if layer.tied:
         at.net.tied[name] = layer
     node = at.net.add(at.node.name, layer, tokens.source.node, arrays={"w": matrix})
@@ -132,6 +131,8 @@ class Scores:
         Rate of weights that are dropped in training.
     lengths : Value or None
         Numbers of keys of samples, (N, 1), which are the first ones.
+    rows : tuple of str and ndarray, or None
+        The matrix (buckets, heads) whose rows are terms, and their indices (T1, T2).
     """
 
     q: Value
@@ -141,6 +142,7 @@ class Scores:
     weights: bool = False
     dropout: float = 0.0
     lengths: Value | None = None
+    rows: tuple[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +181,8 @@ def read_scores(at: Reading) -> Scores | Value:
     others = [x for i, x in enumerate(at.inputs) if i not in places]
     constant = others[0] if others and isinstance(others[0], np.ndarray) else None
     if operator == "Add" and isinstance(others[0], Padding):
-        padding = others[0]
-        return replace(scores, terms=_terms(at, scores, padding.terms), lengths=padding.lengths)
+        scores = replace(scores, lengths=others[0].lengths, rows=at.get("rows", scores.rows))
+        return replace(scores, terms=_terms(at, scores, others[0].terms))
     if scores.weights:
         if operator == "Dropout" and constant is not None:
             return replace(scores, dropout=decimal(float(constant.reshape(()))))
@@ -202,7 +204,8 @@ def read_scores(at: Reading) -> Scores | Value:
     elif constant is None or len(at.inputs) != 2:
         return _no_part(at)
     if operator == "Add":
-        scores = replace(scores, terms=_terms(at, scores, constant))
+        rows = at.get("rows", scores.rows)
+        scores = replace(scores, terms=_terms(at, scores, constant), rows=rows)
         _options(at, scores)  # refuses masks that no layer has
         return scores
     if constant.size != 1 or not (operator == "Mul" or (operator == "Div" and places == [0])):
@@ -229,7 +232,7 @@ def _terms(at: Reading, scores: Scores, given: np.ndarray) -> np.ndarray:
     try:
         rows = np.broadcast_to(given, (*given.shape[:-2], *shape)).reshape(-1, *shape)
         first = rows[:1] if (rows == rows[:1]).all() else rows[:heads]
-        same = (rows.reshape(-1, *first.shape) == first).all()
+        same = len(first) in (1, heads) and (rows.reshape(-1, *first.shape) == first).all()
     except ValueError as error:
         raise at.fail(f"a mask must be that of {shape} positions, got {given.shape}") from error
     if not same:
@@ -265,6 +268,14 @@ def _options(at: Reading, scores: Scores) -> tuple[dict[str, Any], Mapping[str, 
             "a mask must hide later positions, or those outside a window, or both, got another one"
         )
     terms, slopes = np.where(seen, scores.terms, 0), LinearBiases().slopes(heads)
+    if scores.rows is not None:
+        name, indices = scores.rows
+        table, at.net.reads = at.values[name], (name,)
+        for both in (True, False):
+            positions = RelativePositions(len(table), bidirectional=both)
+            same = (positions.bucket(ahead) == indices) & (table.T[:, indices] == terms)
+            if (same | ~seen).all():
+                return options | {"positions": positions}, {"positions": table}
     if not terms.any():
         return options, {}
     linear = np.where(seen, terms + slopes[:, None, None] * abs(ahead), np.nan)

@@ -63,8 +63,7 @@ class _Conv(Layer):
         kernel, stride, dilation, who = self.kernel, self.stride, self.dilation, type(self).__name__
         padding = resolve_padding(self.padding, size, kernel, stride, dilation, who)
         window = size, kernel, stride, padding, dilation
-        if self.axes == 1 and padding[0][0] < dilation[0] * (kernel[0] - 1):
-            self.looks_ahead = (0,)
+        self.looks_ahead = (0,) * (self.axes == 1 and padding[0][0] < dilation[0] * (kernel[0] - 1))
         self.geometry = ConvGeometry.shared(*window, channels, self.filters, self.groups)
         taps = prod(self.kernel)
         self.w = self.parameter(

@@ -548,7 +548,8 @@ ALIASES = {
 }
 """Other names of the losses."""
 
-LOSS = Registry("loss", LOSSES, Loss, "a Loss, or a class or function that returns one", ALIASES)
+WHAT = "a Loss, or a class or function that returns one"
+LOSS = Registry("loss", LOSSES, Loss, WHAT, ALIASES, tool="sequences")
 
 
 def get_loss(loss: str | Loss | Callable[..., Loss], **options: Any) -> Loss:

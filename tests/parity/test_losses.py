@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.kernels import create_backend
 from pydtnn.losses import get_loss
 from tests.each import each
 from tests.gpu import to_host
@@ -75,3 +76,18 @@ def test_a_loss_equals_pytorch(name, options, peer, kind, whole, backend):
     ours, dy = loss_of(backend, backend.asarray(y), backend.asarray(target), 1 / count)
     assert float(ours) / count == pytest.approx(loss.item(), rel=1e-12)
     np.testing.assert_allclose(to_host(dy), theirs.grad.numpy(), rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.tools
+def test_ctc_equals_pytorch():
+    rng, backend = np.random.default_rng(0), create_backend("numpy")
+    y, labels = 3 * rng.normal(size=(40, 12, 6)), rng.integers(1, 6, size=(40, 4))
+    counts, lengths = rng.integers(5, size=40), rng.integers(8, 13, size=40)
+    labels[np.arange(4) >= counts[:, None]] = 0
+    theirs, *numbers = map(torch.from_numpy, (y.copy(), labels, lengths, counts))
+    log_p = theirs.requires_grad_().log_softmax(2).transpose(0, 1)
+    loss = F.ctc_loss(log_p, *numbers, reduction="sum")
+    loss.backward()
+    ours, dy = get_loss("ctc")(backend, y, np.column_stack([lengths, labels]), 1.0)
+    assert ours == pytest.approx(loss.item(), rel=1e-12)
+    np.testing.assert_allclose(dy, theirs.grad.numpy(), rtol=0, atol=1e-12)

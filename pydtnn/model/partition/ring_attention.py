@@ -87,8 +87,8 @@ class RingAttention(Communicating, DotProductAttention):
         self.all_seen = positions_seen(*self.all_positions, self.causal, self.window)
         seen = self.all_seen[0, :, 1] - self.all_seen[0, :, 0]
         alone, halves = (self._static(halves) for halves in (False, True))
-        self.usual = min(alone, halves, key=lambda pieces: max(self._work(pieces, seen)))
-        self.pairs_seen = self._work(self.usual, seen)[self.place]
+        self.usual = min(alone, halves, key=lambda pieces: max(self.work(pieces, seen)))
+        self.pairs_seen = self.work(self.usual, seen)[self.place]
         if self.positions is not None:
             own = [np.arange(*piece) for _, rank, *piece in self.usual if rank == self.place]
             self.positions.declare(self, np.concatenate(own), np.arange(self.all_positions[1]))
@@ -102,7 +102,7 @@ class RingAttention(Communicating, DotProductAttention):
         others = [(r, self.ranks - 1 - r, ends[r], bounds[r][1]) for r in ranks]
         return own + [piece for piece in others if piece[2] < piece[3]]
 
-    def _balanced(self, exist: Array) -> list[Piece]:
+    def balanced(self, exist: Array) -> list[Piece]:
         """Return the queries that ranks compute if these keys exist, the same on all of them."""
         seen: Any = both(np, self.all_seen, self.backend.to_numpy(exist))
         work = (seen[..., 1] - seen[..., 0]).sum(axis=0)
@@ -115,10 +115,10 @@ class RingAttention(Communicating, DotProductAttention):
             for owner, (start, stop) in enumerate(pairwise(self.cut.bounds))
             if max(first, start) < min(last, stop)
         ]
-        usual, largest = (max(self._work(some, work)) for some in (self.usual, pieces))
+        usual, largest = (max(self.work(some, work)) for some in (self.usual, pieces))
         return pieces if largest < (1 - GAIN) * usual else self.usual
 
-    def _work(self, pieces: list[Piece], work: Array) -> list[int]:
+    def work(self, pieces: list[Piece], work: Array) -> list[int]:
         """Return the work of each rank, from that of each query."""
         parts = [(rank, work[start:stop].sum()) for _, rank, start, stop in pieces]
         return [int(sum(part for r, part in parts if r == rank)) for rank in range(self.ranks)]
@@ -210,7 +210,7 @@ class RingAttention(Communicating, DotProductAttention):
             **({} if self.positions is None else self.positions.added(self)),
         }
         fixed = exist is None or "bias" in options or not self.backend.has_values
-        pieces = self.usual if fixed else self._balanced(exist)
+        pieces = self.usual if fixed else self.balanced(exist)
         own, kv = [piece for piece in pieces if piece[1] == self.place], memory.copy()
         queries, arriving = yield from self._lend(q, pieces)
         results: list[Result | None] = [None] * len(own)

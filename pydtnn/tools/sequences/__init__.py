@@ -1,6 +1,7 @@
-"""Data sets of packed documents and of computed sequences, and scores of whole sequences.
+"""Data sets of packed documents and of computed sequences, the loss CTC, scores of sequences.
 
-The names are those of `--dataset` and `--metrics`; registries find them here after their own.
+The names are those of `--dataset`, `--loss` and `--metrics`; registries find them here after their
+own.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pydtnn.tools.sequences.computed import load_majority as load_majority
     from pydtnn.tools.sequences.computed import load_masked_text as load_masked_text
     from pydtnn.tools.sequences.computed import load_reversal as load_reversal
+    from pydtnn.tools.sequences.ctc import CTC as CTC
     from pydtnn.tools.sequences.packed import PackedDataset as PackedDataset
     from pydtnn.tools.sequences.packed import load_documents as load_documents
     from pydtnn.tools.sequences.scores import BLEU as BLEU
@@ -29,9 +31,10 @@ METHODS = {
             "reversal": "load_reversal",
         },
     ),
+    "loss": Named(__name__, {"ctc": "CTC"}),
     "metric": Named(__name__, {"bleu": "BLEU", "exact_match": "ExactMatch"}),
 }
-"""Data sets and metrics by name, by the names of their registries."""
+"""Data sets, losses and metrics by name, by the names of their registries."""
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = lazy(__name__)

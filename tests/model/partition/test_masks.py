@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn import Trainer
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.serial import Serial
-from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.observed import wrapped_kernels
 from pydtnn.layers import (
@@ -25,13 +22,11 @@ from pydtnn.layers import (
     RelativePositions,
     StepContext,
 )
+from pydtnn.layers.masks import documents
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
 from pydtnn.model.partition.ring_attention import RingAttention
-from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import ShardedParameters
 from pydtnn.tools.testing import check_plan
 from tests.each import each
 
@@ -73,25 +68,21 @@ class Decoding(Block):
 
 SEQUENCE, SAMPLES, IDS = (LENGTH, WIDTH), (1,), (LENGTH,)
 ONE: tuple[Any, ...] = (SEQUENCE,)
+PADDED, PACKED = (SEQUENCE, SAMPLES), (SEQUENCE, IDS)
 TWO: tuple[Any, ...] = (SEQUENCE, (7, WIDTH))
 POSITIONS = partial(RelativePositions, 6, 5, initializer="glorot_uniform")
+ONE_SIDED = POSITIONS(bidirectional=False)
 
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "causal, window": (Attending, ONE, {"causal": True, "window": 3}),
     "window": (Attending, ONE, {"window": 3, "scale": 0.7}),
-    "lengths": (Attending, (SEQUENCE, SAMPLES), {}),
-    "causal, lengths, slopes": (
-        *(Attending, (SEQUENCE, SAMPLES)),
-        {"causal": True, "positions": LinearBiases()},
-    ),
-    "documents": (Attending, (SEQUENCE, IDS), {}),
-    "causal, documents": (Attending, (SEQUENCE, IDS), {"causal": True}),
+    "lengths": (Attending, PADDED, {}),
+    "causal, lengths, slopes": (Attending, PADDED, {"causal": True, "positions": LinearBiases()}),
+    "documents": (Attending, PACKED, {}),
+    "causal, documents": (Attending, PACKED, {"causal": True}),
     "slopes": (Attending, ONE, {"positions": LinearBiases()}),
     "positions": (Attending, ONE, {"positions": POSITIONS()}),
-    "causal, documents, positions": (
-        *(Attending, (SEQUENCE, IDS)),
-        {"causal": True, "positions": POSITIONS(bidirectional=False)},
-    ),
+    "causal, documents, positions": (Attending, PACKED, {"causal": True, "positions": ONE_SIDED}),
     "across": (Decoding, TWO, {}),
     "across, lengths": (Decoding, (*TWO, SAMPLES), {"positions": LinearBiases()}),
     "across, causal, positions": (Decoding, TWO, {"causal": True, "positions": POSITIONS()}),
@@ -169,62 +160,17 @@ def test_blocks_that_no_query_sees_are_not_multiplied_and_messages_are_foreseen(
 
 
 def test_queries_of_documents_are_divided_by_their_work():
-    x, target = np.random.default_rng(0).normal(size=(2, 3, 32, 12))
+    samples = ([16, 8, 4, 4], [20, 6, 6], [32]), ([20, 8, 4], [8, 24], [20, 8, 4])
 
-    def rank(comm: Communicator, ids: np.ndarray) -> tuple[list[int], list[float], Any]:
-        mesh, pairs = Mesh(comm, context=comm.size), []
-        net = Attending(1, causal=True)
-        model = Model(net, ((32, 12), (32,)), dtype="float64", mesh=mesh, seed=1)
+    def rank(comm: Communicator) -> list[tuple[list[int], list[int]]]:
+        layer, found = ring_of(comm, [(32, 4), (32,)], causal=True)[1], []
+        for rows in samples:
+            exist = documents(np.array([np.repeat(np.arange(len(r)) + 1, r) for r in rows]))
+            work = sum(np.concatenate([np.arange(n) + 1 for n in row]) for row in rows)
+            pieces = layer.balanced(exist)
+            found.append((layer.work(layer.usual, work), layer.work(pieces, work)))
+        return found
 
-        def counted(kernel: Any, name: str) -> Any:
-            def call(*xs: Any, seen: Any, **options: Any) -> Any:
-                pairs.append((seen[..., 1] - seen[..., 0]).sum())
-                return kernel(*xs, seen=seen, **options)
-
-            return call if name == "attention.forward" else kernel
-
-        with wrapped_kernels(model.backend, counted):
-            model.forward((x, ids), StepContext(training=True, samples=np.arange(3)))
-        trainer = Trainer(model, "sgd", loss="mse", mesh=mesh, progress=False)
-        trainer.fit(ArrayDataset((x, ids), target), epochs=2, global_batch_size=3)
-        return pairs, trainer.losses, model.state()
-
-    for rows in ([16, 8, 4, 4], [20, 6, 6], [32]), ([20, 8, 4], [8, 24], [20, 8, 4]):
-        ids = np.array([np.repeat(np.arange(len(row)) + 1.0, row) for row in rows])
-        pairs, losses, state = rank(Serial(), ids)
-        found = run_threads(4, partial(rank, ids=ids))
-        work = [sum(own) for own, _, _ in found]
-        each_one = sum(np.concatenate([1 + np.arange(n) for n in row]) for row in rows)
-        usual = [each_one[8 * r :][:4].sum() + each_one[28 - 8 * r :][:4].sum() for r in range(4)]
-        assert sum(work) == sum(usual) == sum(pairs)
-        assert max(work) < 1.15 * sum(pairs) / 4 < max(usual)
-        for _, own, arrays in found:
-            assert own == pytest.approx(losses, abs=1e-12)
-            for name, array in state.items():
-                np.testing.assert_allclose(arrays[name], array, rtol=0, atol=1e-12, err_msg=name)
-
-
-# -- data parallelism
-
-
-def trained(comm: Communicator, scheme: Any, **options: Any) -> tuple[list[float], Any]:
-    _, shapes, _ = CASES["across, lengths"]
-    mesh = Mesh(comm, data=comm.size)
-    model = Model(Decoding(2, positions=POSITIONS()), shapes, dtype="float64", mesh=mesh, seed=2)
-    rng = np.random.default_rng(1)
-    xs = [*(rng.normal(size=(12, *shape)) for shape in TWO), rng.integers(1, 8, size=(12, 1)) * 1.0]
-    exchange = scheme(comm, **options)
-    trainer = Trainer(model, "adam", loss="mse", mesh=mesh, exchange=exchange, progress=False)
-    trainer.fit(ArrayDataset(tuple(xs), rng.normal(size=(12, *SEQUENCE))), global_batch_size=4)
-    return trainer.losses, model.state()
-
-
-@each(("scheme", "exact"), [(ShardedParameters, False), (AllReduce, True)])
-def test_attention_to_a_second_sequence_trains_on_ranks_with_other_samples(scheme, exact):
-    options = {"sums": partial(ExactSums, shards=4)} if exact else {}
-    losses, state = trained(Serial(), AllReduce, **options)
-    for own, arrays in run_threads(2, lambda comm: trained(comm, scheme, **options)):
-        assert own == losses if exact else own == pytest.approx(losses, abs=1e-12)
-        for name, array in state.items():
-            limit = 0 if exact else 1e-12
-            np.testing.assert_allclose(arrays[name], array, rtol=0, atol=limit, err_msg=name)
+    for usual, balanced in [pair for own in run_threads(4, rank) for pair in own]:
+        assert sum(usual) == sum(balanced)
+        assert max(balanced) < 1.15 * sum(usual) / 4 < max(usual)

@@ -18,18 +18,24 @@ from pydtnn.optimizers import (
     SGD,
     Adagrad,
     Adam,
+    Adam8bit,
     AdamW,
     Lion,
     Muon,
     Nadam,
     Optimizer,
     RMSProp,
+    ScheduleFreeAdamW,
     get_optimizer,
 )
+from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.schedules import Cosine, Step
+from pydtnn.training.callback import evaluated
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.gpu import to_host
+from tests.parallel.schemes.course import assert_close, train, train_serially, weights
+from tests.small_training import Recorder, small_data, small_fit, small_trainer
 
 # 64 bytes are 8 float64: "a" is followed by 2 elements of padding, "b" by 5, "c" by 7
 SHAPES = {"a": (2, 3), "b": (3,), "c": (3, 3)}
@@ -130,6 +136,42 @@ def nadam(w, decay):
         w = w - LR * ahead / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
 
 
+def schedule_free(w, decay):
+    """Algorithm 1 of Defazio et al. 2024, with its three sequences; x is sent for None."""
+    x, z, v, total, t = w, w, 0, 0, 0
+    while True:
+        y = 0.1 * z + 0.9 * x
+        if (g := (yield y)) is None:
+            yield x
+        t += 1
+        v = 0.999 * v + 0.001 * g**2
+        gamma = LR * np.sqrt(1 - 0.999**t)
+        z = z - gamma * g / (np.sqrt(v) + 1e-8) - gamma * decay * y
+        total += gamma**2
+        x = (1 - gamma**2 / total) * x + gamma**2 / total * z
+
+
+def nearest(x, signed):
+    """Dynamic quantisation: codes, scales and values; k zeros, a one and bits of a fraction."""
+    bits = [(k, 2 ** (6 - k + (not signed))) for k in range(7)]
+    numbers = [10.0**-k * (0.1 + 0.9 * (i + 0.5) / n) for k, n in bits for i in range(n)]
+    numbers = np.sort([0.0, 1.0, *numbers, *(-y for y in numbers if signed)])
+    blocks = np.pad(x.ravel(), (0, -x.size % 256)).reshape(-1, 256)
+    scale = abs(blocks).max(axis=1, keepdims=True).astype("float32")
+    codes = abs((blocks / scale)[..., None] - numbers).argmin(axis=-1)
+    kept = (numbers[codes] * scale.astype(float)).ravel()[: x.size].reshape(x.shape)
+    return codes.ravel()[: x.size].reshape(x.shape), scale[:, 0], kept
+
+
+def adam8bit(w, decay):
+    m, v, t = 0, 0, 0
+    while True:
+        g, t = (yield w) + decay * w, t + 1
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - LR * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        m, v = nearest(m, True)[2], nearest(v, False)[2]
+
+
 def lars(w, decay, always=False):
     v = 0
     while True:
@@ -176,6 +218,8 @@ RULES = {
     "adam": (Adam, {}, adam, {}),
     "adamw": (AdamW, {}, adam, {"decoupled": True}),
     "nadam": (Nadam, {}, nadam, {}),
+    "adam8bit": (Adam8bit, {}, adam8bit, {}),
+    "schedule_free": (ScheduleFreeAdamW, {}, schedule_free, {}),
     "lars": (LARS, {}, lars, {}),
     "lars, always": (LARS, {"always_adapt": True}, lars, {"always": True}),
     "lamb": (LAMB, {}, lamb, {}),
@@ -204,7 +248,8 @@ def test_five_steps_equal_the_formulas(backend, rule, decay, clip_norm):
     for sequence in expected.values():
         next(sequence)
     rng = np.random.default_rng(0)
-    for _ in range(5):
+    steps = 200 if rule in ("schedule_free", "adam8bit") else 5
+    for _ in range(steps):
         g = draw_gradients(buffer, rng)
         optimizer.step()
         if clip_norm is None or (optimizer.scales and backend.scales):
@@ -214,9 +259,12 @@ def test_five_steps_equal_the_formulas(backend, rule, decay, clip_norm):
             wanted = expected[name].send(factor * g[name])
             # float64, another order of operations
             np.testing.assert_allclose(w, wanted, rtol=1e-12, atol=1e-14)
-    assert optimizer.iterations == 5
+    with optimizer.evaluated(), optimizer.evaluated():
+        for name, w in values(buffer).items() if optimizer.offset else ():
+            np.testing.assert_allclose(w, expected[name].send(None), rtol=1e-12, atol=1e-14)
+    assert optimizer.iterations == steps
     slots = (np.concatenate(one) for one in zip(*optimizer._slots.values(), strict=True))
-    for array in (buffer.values, buffer.grads, *slots):
+    for array in (buffer.values, buffer.grads, *(() if optimizer.has_slot_forms else slots)):
         assert not padding(buffer, array).any()
 
 
@@ -229,6 +277,56 @@ def test_a_layerwise_rule_moves_parameters_that_are_zero(backend, kind):
     draw_gradients(buffer, np.random.default_rng(0))
     optimizer.step()
     assert all((p.value != 0).all() for p in buffer.parameters)
+
+
+# ---- rules with averages, and with slots of other types ----
+
+
+def test_eight_bits_are_the_codes_of_blocks_and_a_quarter_of_the_state_of_adam(backend):
+    buffer = parameters_of(backend, {"w": (30, 20), "b": (7,), "c": (2, 128)}, {})
+    optimizer = Adam8bit()
+    optimizer.bind(backend, [buffer])
+    gradients = draw_gradients(buffer, np.random.default_rng(0))
+    optimizer.step()
+    for name, g in gradients.items():
+        for slot, moment in (("m", (1 - 0.9) * g), ("v", (1 - 0.999) * g * g)):
+            codes, scale, _ = nearest(moment, slot == "m")
+            np.testing.assert_array_equal(optimizer.state()[f"{slot}/{name}"], codes)
+            np.testing.assert_array_equal(optimizer.state()[f"{slot}_scale/{name}"], scale)
+    large = parameters_of(backend, {"w": (512, 256)}, {})
+    optimizer.bind(backend, [large])
+    assert sum(part.values.nbytes for part in optimizer.stored()) <= 0.27 * 2 * 4 * large.size
+
+
+ON_RANKS = {
+    "adam8bit": lambda: Adam8bit(0.02, weight_decay=0.01, clip_norm=0.5),
+    "schedule_free": lambda: ScheduleFreeAdamW(0.02, weight_decay=0.01, clip_norm=0.5),
+}
+
+
+@pytest.mark.threads(1, 2, 3, 4)
+@pytest.mark.parametrize("scheme", ["allreduce", *(name for name in SCHEMES if "shard" in name)])
+@pytest.mark.parametrize("rule", ON_RANKS)
+def test_ranks_compute_what_one_does(comm, scheme, rule):
+    ours = train(SCHEMES[scheme](comm), ON_RANKS[rule](), 2)
+    assert_close(ours, train_serially(ON_RANKS[rule](), 2))
+
+
+def test_the_average_is_evaluated_and_kept():
+    seen = []
+
+    def look(trainer):
+        trained = weights(trainer)
+        with evaluated(trainer):
+            seen.append((weights(trainer), trainer.logs["val_loss"]))
+        assert_close(weights(trainer), trained)
+
+    trainer = small_trainer(None, Recorder(on_epoch=look), optimizer=ScheduleFreeAdamW(0.05))
+    small_fit(trainer)
+    assert_close(weights(trainer), seen[1][0])
+    for average, loss in seen:
+        trainer.model.load(average)
+        assert trainer.evaluate(small_data()[1])["loss"] == pytest.approx(loss, rel=1e-12)
 
 
 # ---- Muon ----
@@ -436,6 +534,7 @@ def test_a_run_continues_to_the_same_bytes_from_its_state_in_other_buckets(backe
     state, reached = whole.state(), values(buffer)
     shapes = {name: np.shape(value) for name, value in state.items()}
     slots = {f"{slot}/{name}": shape for slot in whole.slots for name, shape in SHAPES.items()}
+    slots |= {name: (1,) for name in slots if "_scale/" in name}
     if rule == "muon":  # matrices have no second moment
         slots = {name: shape for name, shape in slots.items() if name not in ("v/a", "v/c")}
     assert shapes == {**slots, "iterations": (), "lr_factor": ()}  # without padding
@@ -566,7 +665,7 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
 
     others = {name for name, rule in OPTIMIZERS.items() if not rule.capturable}
     # on a GPU these have no kernels of their own
-    assert others == {"adagrad", "lion", "schedule_free", "muon"}
+    assert others == {"adagrad", "lion", "muon", "schedule_free", "adam8bit"}
     assert not Own.capturable
 
 

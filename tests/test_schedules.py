@@ -1,7 +1,6 @@
 """Schedules at their boundary steps, warm-up, names, bad input."""
 
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 
@@ -66,10 +65,7 @@ def test_a_stable_rate_decays_by_its_authors_formula_in_the_last_part(shape, for
         stable = eta if n < total - last else eta * formula((n - (total - last)) / last)
         assert schedule(n) == pytest.approx(min(stable, eta * (n + 1) / (warm + 1)), abs=1e-15)
     exponential = StableDecay(1.0, 100, 0.5, "exponential", final=0.1)
-    falls = [exponential(t) - 0.1 + 0.9 * 0.001 / 0.999 for t in range(50, 101)]
-    ratios = [after / now for now, after in pairwise(falls)]
-    assert ratios == pytest.approx([0.001**0.02] * 50, rel=1e-9)
-    assert (exponential(50), exponential(100)) == (1, 0.1)
+    assert [exponential(t) for t in (50, 100)] == [1, 0.1]
 
 
 def test_a_triangle_rises_over_a_fifth_and_falls_to_zero():
@@ -163,10 +159,6 @@ def test_a_warm_up_rises_to_what_follows_on_one_clock():
         (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, got 0"),
         (lambda: Step(0.1, (20, 10)), "Step: boundaries must increase"),
         (lambda: Step(0.1, 10, gamma=0), "Step: gamma must be above 0, got 0"),
-        (
-            lambda: StableDecay(0.1, 10, 0),
-            "StableDecay: decay must be above 0 and at most 1, got 0",
-        ),
         (lambda: StableDecay(0.1, 10, shape="cosin"), "unknown value of shape 'cosin'"),
         (lambda: Triangular(0.1, 10, rise=1), "Triangular: rise must be at least 0 and below 1"),
         (lambda: OneCycle(0.1, 10, start=0.5), "OneCycle: start must be at least 1, got 0.5"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RMSProp,
         ScheduleFreeAdamW,
     )
+    from pydtnn.optimizers.eight_bit import Adam8bit
     from pydtnn.optimizers.layerwise import LAMB, LARS
     from pydtnn.optimizers.muon import Muon
     from pydtnn.optimizers.sgd import SGD
@@ -30,6 +31,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Adam8bit",
     "AdamW",
     "Lion",
     "Muon",
@@ -49,6 +51,7 @@ OPTIMIZERS = Named(
         "lion": "Lion",
         "adam": "Adam",
         "adamw": "AdamW",
+        "adam8bit": "Adam8bit",
         "schedule_free": "ScheduleFreeAdamW",
         "nadam": "Nadam",
         "lars": "LARS",

@@ -127,7 +127,7 @@ class Adam(Optimizer):
     """
 
     default_lr = 0.001
-    slots = ("m", "v")
+    slots: tuple[str, ...] = ("m", "v")
     capturable = scales = True
     decoupled = False
     beta1: float = option(0.9, at_least=0, below=1)

@@ -18,7 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import repeat
+from math import prod
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -89,6 +90,11 @@ class Clipping:
 
 
 Axes = tuple[str, ...]
+
+Place = Callable[[int], int]
+
+SlotForm = tuple[tuple[int, ...], str | None]
+"""Shape and type of a slot of a parameter; None is the type of the parameter."""
 
 
 def _itself(value: Number, axes: Axes) -> Number:
@@ -165,8 +171,18 @@ class Share(Protocol):
             Whether parameters must not be split, as the rule requires whole parameters.
         """
 
-    def gather(self, bucket: Bucket, part: Array) -> Array:
-        """Gather an array of the length of the bucket from all ranks. Collective."""
+    def gather(self, bucket: Bucket, part: Array, place: Place = int) -> Array:
+        """Gather an array from the parts of all ranks. Collective.
+
+        Parameters
+        ----------
+        bucket : Bucket
+        part : Array
+            Values for the elements of the bucket that this rank updates.
+        place : callable
+            Returns where the values for elements from a position of the bucket on begin; by default
+            there is one for each.
+        """
 
     def total(self, value: Number) -> Number:
         """Sum a number computed on each rank's ranges. Collective."""
@@ -181,28 +197,13 @@ class FullShare:
         """Return the whole bucket."""
         return slice(0, len(bucket.values))
 
-    def gather(self, bucket: Bucket, part: Array) -> Array:
+    def gather(self, bucket: Bucket, part: Array, place: Place = int) -> Array:
         """Return the array itself."""
         return part
 
     def total(self, value: Number) -> Number:
         """Return the number."""
         return value
-
-
-def views_of(bucket: Bucket, slots: tuple[Array, ...], first: int, run: slice) -> tuple[Array, ...]:
-    """Return values, gradients and slots of a range of a bucket.
-
-    Parameters
-    ----------
-    bucket : Bucket
-    slots : tuple of Array
-        State of a rule for this rank's range of the bucket, which begins at `first`.
-    run : slice
-        Elements of the bucket.
-    """
-    kept = slice(run.start - first, run.stop - first)
-    return bucket.values[run], bucket.grads[run], *(slot[kept] for slot in slots)
 
 
 def check_saved(who: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any]) -> None:
@@ -462,7 +463,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
     def uses(self, slot: str, entry: BucketEntry) -> bool:
         """Return whether a rule with `per_parameter` has a slot of a parameter.
 
-        Other slots are passed to `update`, too, but must not be touched, and are not saved.
+        Others are empty in `update`.
         """
         return True
 
@@ -493,22 +494,60 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
         for buffer in self._buffers:
-            owned = [self._share.own(bucket, self.per_parameter) for bucket in buffer.buckets]
-            ends = list(accumulate(own.stop - own.start for own in owned))
-            state = [backend.zeros((ends[-1],), buffer.dtype) for _ in self.slots]
-            for bucket, own, end in zip(buffer.buckets, owned, ends, strict=True):
-                self._own[bucket.index] = own
-                kept = slice(end - (own.stop - own.start), end)
-                self._slots[bucket.index] = tuple(slot[kept] for slot in state)
+            for bucket in buffer.buckets:
+                self._own[bucket.index] = self._share.own(bucket, self.per_parameter)
+                state = (self._allocate(slot, bucket) for slot in self.slots)
+                self._slots[bucket.index] = tuple(state)
                 self._runs[bucket.index] = bucket.grads, self._cut(bucket)
+
+    def slot_form(self, slot: str, entry: BucketEntry) -> SlotForm:
+        """Return the shape and type of a slot of a parameter, if it has the slot (`uses`).
+
+        Slots are flat in `update`. A rule that overrides it updates `per_parameter`.
+        """
+        return entry.shape, None
+
+    @property
+    def has_slot_forms(self) -> bool:
+        """Whether a slot is not like the parameters."""
+        kind = type(self)
+        return kind.uses is not Optimizer.uses or kind.slot_form is not Optimizer.slot_form
+
+    @property
+    def state_size(self) -> int:
+        """Size of the state in predictions, in units of the parameters, rounded up."""
+        return len(self.slots)
+
+    def _place(self, slot: str, bucket: Bucket, position: int) -> int:
+        """Return where the values of a slot for elements from a position of a bucket on begin."""
+        if not self.has_slot_forms:
+            return position
+        before = (entry for entry in bucket.parameters if entry.slice.start < position)
+        return sum(prod(self.slot_form(slot, e)[0]) for e in before if self.uses(slot, e))
+
+    def _part(self, slot: str, bucket: Bucket, run: slice) -> Array:
+        """Return the values of a slot for a range of a bucket, of those that this rank updates."""
+        first = self._place(slot, bucket, self._own[bucket.index].start)
+        start, stop = (self._place(slot, bucket, at) - first for at in (run.start, run.stop))
+        return self._slots[bucket.index][self.slots.index(slot)][start:stop]
+
+    def _allocate(self, slot: str, bucket: Bucket) -> Array:
+        own, (_, dtype) = self._own[bucket.index], self.slot_form(slot, bucket.parameters[0])
+        size = self._place(slot, bucket, own.stop) - self._place(slot, bucket, own.start)
+        return self.backend.zeros((size,), dtype or bucket.buffer.dtype)
 
     def _cut(self, bucket: Bucket) -> list[OneUpdate]:
         """Return the arrays of this rank's updates of a bucket, each with its group and terms."""
-        own, slots = self._own[bucket.index], self._slots[bucket.index]
+        own = self._own[bucket.index]
+
+        def views(run: slice) -> tuple[Array, ...]:
+            slots = (self._part(slot, bucket, run) for slot in self.slots)
+            return bucket.values[run], bucket.grads[run], *slots
+
         runs = self.groups.cut(bucket.parameters, self.weight_decay, self.per_parameter)
         further = map(self.terms_of, bucket.parameters) if self.per_parameter else repeat({})
         return [
-            (views_of(bucket, slots, own.start, slice(start, stop)), group, terms)
+            (views(slice(start, stop)), group, terms)
             for (run, group), terms in zip(runs, further, strict=False)
             if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
         ]
@@ -529,9 +568,9 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
     def _round(self, bucket: Bucket) -> None:
         assert self.rounding is not None
-        for name, slot in self.slots_of(bucket).items():
+        for name in self.slots:
             for entry in filter(partial(self.uses, name), bucket.parameters):
-                part, noise = slot[entry.slice].reshape(entry.shape), None
+                part, noise = self._part(name, bucket, entry.slice).reshape(entry.shape), None
                 if self.rounding.stochastic:
                     key = stream(f"{name}/{entry.name}")
                     noise = Noise(self._rounding_seed, key, 0, np.array([self.iterations]))
@@ -718,12 +757,12 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         """Yield what this rank stores of each slot of each parameter."""
         for bucket in self._buckets():
             own = self._own[bucket.index]
-            for slot, part in self.slots_of(bucket).items():
+            for slot in self.slots:
                 for entry in filter(partial(self.uses, slot), bucket.parameters):
                     place = entry.slice
                     start, stop = max(place.start, own.start), min(place.stop, own.stop)
                     if start < stop or start == stop == place.start:  # or an empty parameter
-                        values = part[start - own.start : stop - own.start]
+                        values = self._part(slot, bucket, slice(start, stop))
                         yield StoredState(slot, entry, start - place.start, values)
 
     def state(self) -> dict[str, Any]:
@@ -733,15 +772,18 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         -------
         dict
             Per slot and parameter a NumPy array ``"velocity/<parameter>"`` of the parameter's
-            shape, and the numbers "iterations" and "lr_factor". Independent of buckets, padding and
-            ranks.
+            shape or of its `slot_form`, and the numbers "iterations" and "lr_factor". Independent
+            of buckets, padding and ranks.
         """
         state: dict[str, Any] = {}
         for bucket in self._buckets():
             for slot, part in self.slots_of(bucket).items():
-                whole = self.backend.to_numpy(self._share.gather(bucket, part))
+                place = partial(self._place, slot, bucket)
+                whole = self.backend.to_numpy(self._share.gather(bucket, part, place))
                 for entry in filter(partial(self.uses, slot), bucket.parameters):
-                    state[f"{slot}/{entry.name}"] = whole[entry.slice].reshape(entry.shape).copy()
+                    values = whole[place(entry.slice.start) : place(entry.slice.stop)]
+                    shape = self.slot_form(slot, entry)[0]
+                    state[f"{slot}/{entry.name}"] = values.reshape(shape).copy()
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def check_state(
@@ -761,9 +803,10 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         ValueError
             See `load`.
         """
-        who, own = type(self).__name__, {e.name: e.shape for e in self._places().values()}
-        own |= {name: shape for name, shape in (shapes or {}).items() if name in own}
-        expected = {name: own[entry.name] for name, entry in self._places().items()}
+        who, expected = type(self).__name__, {}
+        for name, entry in self._places().items():
+            whole = entry._replace(shape=(shapes or {}).get(entry.name, entry.shape))
+            expected[name] = self.slot_form(name.partition("/")[0], whole)[0]
         check_saved(who, expected, state)
         iterations = check_int(who, "iterations", state["iterations"], at_least=0)
         return iterations, check_float(who, "lr_factor", state["lr_factor"], at_least=0)

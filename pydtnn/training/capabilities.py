@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydtnn.model.pipeline import actions_of
+from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import axes_of
@@ -226,8 +227,10 @@ FEATURES = {
     "format of optimizer state": Feature(
         lambda setup: setup.model.formats and setup.model.formats.optimizer,
         excludes={
+            "slots of other types": "a format of optimizer state rounds slots like the parameters, "
+            "got those of {1}; use a rule such as AdamW",
             "divided state": "a format of optimizer state requires whole arrays on each rank, got "
-            "{1}, which divides them; use AllReduce"
+            "{1}, which divides them; use AllReduce",
         },
     ),
     "equal ranks": Feature(
@@ -292,6 +295,12 @@ FEATURES = {
     "sums that are not plain": Feature(_no_plain_sums),
     "sums over further axes": Feature(_further_sums),
     "parts of parameters": Feature(_parts),
+    "slots of other types": Feature(
+        lambda setup: (
+            type(setup.optimizer).slot_form is not Optimizer.slot_form
+            and type(setup.optimizer).__name__
+        )
+    ),
     "residuals of parts": Feature(_residuals_of_parts),
     "parts of the network": Feature(lambda setup: setup.mesh and ", ".join(setup.mesh.model_axes)),
     "one rank": Feature(lambda setup: setup.data.size == 1),

@@ -329,7 +329,7 @@ class Workload:
     @cached_property
     def slots(self) -> int:
         """Values that the optimizer stores for each parameter: 1 for momentum, 2 for Adam."""
-        return len(self.create_optimizer().slots)
+        return self.create_optimizer().state_size
 
     @property
     def uses_up(self) -> bool:

@@ -135,6 +135,7 @@ STAGES = {"data": 2, "pipeline": 2}
         ({"axes": {"data": 2}, "micro_batches": 2}, "requires a model that is cut"),
         ({"axes": {}, "exact": True, "tuning": "fixed", "compress": "sign"}, "as they are; omit"),
         ({"axes": {"data": 2}, "scheme": "one_bit_adam"}, "expected AdamW"),
+        ({"axes": {"data": 2}, "scheme": "local_sgd", "optimizer": "schedule_free"}, "average"),
         ({"axes": STAGES, "exact": True, "tuning": "fixed"}, ""),
         ({"axes": {"data": 2}, "scheme": "sharded", "compress": "bfloat16"}, ""),
     ],

@@ -20,7 +20,7 @@ from pydtnn.callbacks import (
 )
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.monitor.supervision import supervise_alone
-from pydtnn.optimizers import SGD, Adam, Optimizer, ScheduleFreeAdamW
+from pydtnn.optimizers import SGD, Adam, Adam8bit, Optimizer, ScheduleFreeAdamW
 from pydtnn.schedules import Constant, Cosine, WarmUp
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.trainer import Trainer
@@ -45,6 +45,7 @@ EPOCHS = 3
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "momentum": lambda: SGD(Cosine(0.1, 12), momentum=0.9, weight_decay=1e-3, clip_norm=1.0),
     "adam": lambda: Adam(Cosine(0.01, 12)),
+    "adam8bit": lambda: Adam8bit(Cosine(0.01, 12)),
     "schedule_free": lambda: ScheduleFreeAdamW(WarmUp(Constant(0.01), 3)),
 }
 
@@ -118,7 +119,7 @@ def resumed_at(steps: Sequence[int], comm: Communicator, folder: Path, **options
     ("steps", "optimizer"),
     [
         ([1], "momentum"),
-        ([STEPS - 1], "adam"),
+        ([STEPS - 1], "adam8bit"),
         ([STEPS], "momentum"),
         ([STEPS + 1, 2 * STEPS + 2], "adam"),
         ([STEPS + 1], "schedule_free"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import ALIGNMENT, Bucket
 from pydtnn.optimizers import Optimizer
+from pydtnn.optimizers.base import Place
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.option import option
 from pydtnn.parallel.sums import Sums
@@ -134,10 +136,11 @@ class Partition(GradientExchange):
             self.sums.part(bucket, [*counts, *none], out if alike.rank == 0 else out[:0])
             alike.broadcast(out)
 
-    def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
-        """Return an array as long as the bucket, gathered from the parts of all ranks."""
-        whole = np.empty_like(part, shape=len(bucket.values))
-        self.group.allgather(part, self.counts[bucket.index], whole)
+    def gather(self, bucket: Bucket, part: np.ndarray, place: Place = int) -> np.ndarray:
+        """Return an array gathered from the parts of all ranks, see `Share`."""
+        ends = [place(end) for end in accumulate(self.counts[bucket.index], initial=0)]
+        whole = np.empty_like(part, shape=ends[-1])
+        self.group.allgather(part, np.diff(ends).tolist(), whole)
         return whole
 
     def total(self, value: Number) -> Number:

@@ -49,7 +49,7 @@ def run_on_virtual_ranks(
     platform = Platform.load(config.platform)
     disturbances = NONE if config.disturb is None else Disturbances.load(config.disturb)
     rule = create_optimizer(config, 1, 1)
-    slots, clipping = len(rule.slots), clipping_of(rule)
+    slots, clipping = rule.state_size, clipping_of(rule)
     run_virtual(
         program,
         network=platform.network(config.virtual_ranks),

@@ -124,7 +124,7 @@ class WorkloadRank:
         """Choose what is recomputed for this batch size, as `Trainer.fit` does."""
         trainer = self.trainer
         if trainer.model.recompute is not None:
-            slots = len(trainer.optimizer.slots)
+            slots = trainer.optimizer.state_size
             trainer.model.choose_segments(self.largest, slots=slots, in_flight=self.in_flight)
 
     @property

@@ -77,8 +77,11 @@ def pieces_in_place(part: Stateful, model: Model) -> list[Piece] | None:
 def optimizer_pieces(optimizer: Optimizer, model: Model) -> Iterator[Piece]:
     """Yield this rank's elements of the state of an optimizer, of all parameters of a model."""
     for slot, entry, start, values in optimizer.stored():
-        p = model.parameters[entry.name]
-        place = part_piece(f"{slot}/{p.name}", p.master, p.part, p.position)
+        p, name = model.parameters[entry.name], f"{slot}/{entry.name}"
+        if (form := optimizer.slot_form(slot, entry)) != (entry.shape, None):
+            yield full_piece(name, values.reshape(form[0]))
+            continue
+        place = part_piece(name, p.master, p.part, p.position)
         yield from range_pieces(place, start, start + len(values), values)
 
 

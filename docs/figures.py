@@ -21,21 +21,29 @@ from PIL import Image
 
 import pydtnn
 from pydtnn import Model, Trainer, create_backend, load_dataset, run_threads
-from pydtnn.callbacks import Callback
+from pydtnn.callbacks import Callback, FunctionCallback
+from pydtnn.comm.traffic import Traffic
+from pydtnn.data import ArrayDataset
 from pydtnn.models import create_net
-from pydtnn.optimizers import SGD
+from pydtnn.optimizers import SGD, Lion
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import ElasticAveraging, Gossip, LocalSGD, StaleGradients
+from pydtnn.parallel.schemes import DiLoCo, ElasticAveraging, Gossip, LocalSGD, StaleGradients
+from pydtnn.tools.comparison import DecoupledDiLoCo, NoLoCo, demo
+from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
+from pydtnn.tools.perfmodel.virtual.disturbances import Disturbances, Straggler
 from pydtnn.tools.schedules.figures import BAND, INK, LINE, PALETTE, QUIET, STYLE
 from pydtnn.tools.tracing import load_timeline
+from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind
 
 SIZE = (7.2, 4.2)
 """Inches of a picture with two axes."""
 
-EPOCHS = {"schemes": 8, "exactness": 4}
+EPOCHS = {"schemes": 8, "exactness": 4, "rare": 8, "decoupled": 12}
 """Epochs of the trainings of a picture; tests draw them with fewer."""
 
 
@@ -106,6 +114,125 @@ def schemes(figure: Figure) -> None:
     words = f"CNN on digits, 4 ranks, {EPOCHS['schemes']} epochs: a point for each"
     axes.set_title(words, color=INK, size=10)
     plain(axes, "MB that a rank has sent", "test accuracy (%)")
+
+
+# -- communication that is rare -------------------------------------------------------------------
+
+OUTER = {"period": 10, "momentum": 0.5}
+RARE: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "all-reduce": (AllReduce, partial(SGD, 0.05, momentum=0.9)),
+    "all-reduce, top 5 %": (SCHEMES["all-reduce, top 5 %"], partial(SGD, 0.05, momentum=0.9)),
+    "DiLoCo": (partial(DiLoCo, **OUTER), partial(SGD, 0.05, momentum=0.9)),
+    "NoLoCo": (partial(NoLoCo, **OUTER), partial(SGD, 0.05, momentum=0.9)),
+    "Decoupled DiLoCo": (partial(DecoupledDiLoCo, **OUTER), partial(SGD, 0.05, momentum=0.9)),
+    "DeMo": (
+        partial(AllReduce, sums=demo(keep=16, decay=0.9)),
+        partial(Lion, 0.003, beta1=0.0, beta2=0.0),
+    ),
+}
+"""Schemes, and the rules with which they train; DeMo's takes the sign of the sum."""
+
+
+def rare(figure: Figure) -> None:
+    """Loss of a small network over the bytes that schemes of rare communication send."""
+    train, test = load_dataset("digits")
+
+    def rank(way: Any, comm: Any) -> list[tuple[float, float]]:
+        scheme, rule = way
+        model = Model(create_net("cnn", train.classes, train.input_shape), train.input_shape)
+        exchange, part, found = scheme(comm), Traffic(), []
+
+        def count(method: Callable[..., Any], *args: Any) -> None:
+            with comm.traffic.counted(part):
+                method(*args)
+
+        for name in ("bucket_ready", "update"):  # not the averages that are evaluated
+            setattr(exchange, name, partial(count, getattr(exchange, name)))
+
+        def note(trainer: Any) -> None:
+            found.append((part.bytes / 1e6, trainer.history[-1]["val_loss"]))
+
+        options = {"exchange": exchange, "callbacks": [note], "progress": False}
+        trainer = Trainer(model, rule(), **options)
+        trainer.fit(train, test, epochs=EPOCHS["rare"], global_batch_size=64)
+        return comm.gather_object(found)[-1]  # a learner: rank 0 of Decoupled DiLoCo serves
+
+    axes = figure.add_subplot()
+    for (name, way), color in zip(RARE.items(), PALETTE, strict=False):
+        sent, loss = zip(*run_threads(4, partial(rank, way))[0], strict=True)
+        axes.loglog(sent, loss, "o-", color=color, ms=3, lw=1.4, label=name)
+        print(f"{name:20} {sent[-1]:8.3f} MB  loss {loss[-1]:.4f}")
+    axes.legend(frameon=False, fontsize=8, labelcolor="linecolor", loc="lower left")
+    words = f"CNN on digits, 4 ranks, {EPOCHS['rare']} epochs: a point for each"
+    axes.set_title(words, color=INK, size=10)
+    plain(axes, "MB that a rank has sent", "test loss")
+
+
+LOST = 0.15
+"""Virtual time at which a rank is lost, in s."""
+
+DISTURBED = {
+    "rank 3 computes a quarter as fast": (Straggler(3, 4.0),),
+    f"rank 3 computes a quarter as fast, rank 2 is lost at {LOST} s": (
+        Straggler(3, 4.0),
+        Straggler(2, 1e9, LOST),
+    ),
+}
+WAITING = {
+    "all-reduce": AllReduce,
+    "DiLoCo": partial(DiLoCo, **OUTER),
+    "Decoupled DiLoCo, 2 of 4": partial(DecoupledDiLoCo, quorum=2, **OUTER),
+}
+
+
+def decoupled(figure: Figure) -> None:
+    """Loss over virtual time beside a slow and a lost rank."""
+    train, test = load_dataset("digits")
+    x, y = train.read(np.arange(len(train)))
+    repeated = np.tile(np.arange(len(x)), EPOCHS["decoupled"])  # one epoch: ranks do not meet
+    data = ArrayDataset(x[repeated], y[repeated])
+    platform = Platform.load("cpu-1gbit")
+
+    def new_model() -> Model:
+        net = create_net("cnn", train.classes, train.input_shape)
+        return Model(net, train.input_shape, backend=create_backend(threads=1, tuning="fixed"))
+
+    def rank(scheme: Callable[..., Any], comm: Any) -> list[tuple[float, Any]]:
+        model, found = new_model(), []
+
+        def note(trainer: Any) -> None:
+            if comm.rank == 0 and trainer.step % 10 == 2:
+                found.append((clock.now(), {n: v.copy() for n, v in model.state().items()}))
+
+        options = {"exchange": scheme(comm), "progress": False}
+        callbacks = [FunctionCallback(on_step_end=note)]
+        trainer = Trainer(model, SGD(0.05, momentum=0.9), callbacks=callbacks, **options)
+        trainer.fit(data, epochs=1, global_batch_size=64, loader_threads=0)
+        return found
+
+    pair = figure.subplots(1, 2, sharey=True)
+    for axes, (title, stragglers) in zip(pair, DISTURBED.items(), strict=True):
+        for (name, scheme), color in zip(WAITING.items(), PALETTE[::3], strict=False):
+            run = run_virtual(
+                partial(rank, scheme),
+                network=platform.network(4),
+                costs=AnalyticCosts(platform, "float32", slots=1),
+                processor=Processor.of(platform),
+                disturbances=Disturbances(stragglers=stragglers),
+            )
+            model, points = new_model(), []
+            judge = Trainer(model, SGD(0.0), progress=False)
+            for now, state in run.results[0]:
+                model.load(state)
+                points.append((now, judge.evaluate(test)["loss"]))
+            times, losses = zip(*(p for p in points if p[0] < 1e3), strict=True)
+            axes.semilogy(times, losses, "o-", color=color, ms=3, lw=1.4, label=name)
+            print(f"{title}: {name:26} {times[-1]:.3f} s  loss {losses[-1]:.4f}")
+        if len(stragglers) > 1:
+            axes.axvline(LOST, color=INK, lw=1, ls=":")
+        axes.set_title(title, color=INK, size=8)
+        plain(axes, "virtual time (s)", "test loss of rank 0")
+    pair[0].legend(frameon=False, fontsize=8, labelcolor="linecolor")
 
 
 # -- exactness ------------------------------------------------------------------------------------
@@ -331,6 +458,8 @@ def speed(figure: Figure) -> None:
 PICTURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "speed": (speed, (7.6, 2.9)),
     "schemes": (schemes, SIZE),
+    "rare": (rare, SIZE),
+    "decoupled": (decoupled, (9, 3.8)),
     "exactness": (exactness, SIZE),
     "packages": (packages, (8, 7)),
     "step": (step, (7.6, 3.4)),

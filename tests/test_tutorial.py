@@ -77,7 +77,7 @@ def test_there_are_six_chapters_and_four_notebooks():
 def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers():
     topics = {*(DOCS / "research").glob("*.md")} - {DOCS / "research" / "index.md"}
     assert {topic.stem for topic in topics} == {
-        *("schemes", "oracle", "virtual_ranks", "traces", "exactness")
+        *("schemes", "rare", "oracle", "virtual_ranks", "traces", "exactness")
     }
     for topic in topics:
         text = topic.read_text()
@@ -90,9 +90,12 @@ def test_the_readme_is_one_page():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
+FIGURES = ["schemes", "rare", "decoupled", "exactness", "step", "buckets", "speed", "packages"]
+
+
 @needs_digits
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["schemes", "exactness", "step", "buckets", "speed", "packages"])
+@pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_of_the_manual_is_drawn(name, tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     code = "import figures; figures.EPOCHS |= dict.fromkeys(figures.EPOCHS, 2); figures.main()"

@@ -213,9 +213,8 @@ def test_an_outer_step_has_what_has_arrived_of_a_quorum_and_later_what_was_late(
         return exchange
 
     ranks = run_virtual(rank, network=cluster("aaa"), costs=UniformCosts()).results
-    centre, *found = ranks[0].found
+    centre, *found, velocity = *ranks[0].found, 0.0
     assert len(found) == len(ranks[2].sent) == 13
-    velocity = 0
     for number, after in enumerate(found):
         # rank 2 sleeps after the fourth step of an epoch, while the others train
         members = ranks[: 2 + (number in (0, 1, 6, 7, 12))]

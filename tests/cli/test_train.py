@@ -22,13 +22,14 @@ import pytest
 import pydtnn
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run_directory import run_directory
-from pydtnn.comm import create_communicator
+from pydtnn.comm import Serial, create_communicator
 from pydtnn.data import AUGMENTATIONS
 from pydtnn.losses import LOSSES
 from pydtnn.metrics import METRICS
 from pydtnn.optimizers import OPTIMIZERS
 from pydtnn.schedules import SCHEDULES
-from pydtnn.train import main
+from pydtnn.train import _terminated_in_order, main
+from tests.each import each
 from tests.launch import ROOT
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -264,6 +265,13 @@ def test_a_signal_ends_a_run_in_one_line(number, tmp_path):
         told = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number
     assert only_line(told).startswith(line)
+
+
+@each(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGHUP, SystemExit)])
+def test_a_signal_before_training_is_an_error(number, error):
+    for _ in range(2):  # the handlers before are there again
+        with pytest.raises(error), _terminated_in_order(Serial()):
+            signal.raise_signal(number)
 
 
 def test_a_signal_prints_the_stacks_and_training_goes_on(tmp_path):

@@ -154,6 +154,8 @@ def test_objects_of_training_scripts_are_skipped(protocol, before_1_6, tmp_path,
     assert names <= {*report.skipped}
     assert "skipped, without executing anything: " in str(report)
     assert_equal(model.predict(images), logits(module, images))
+    with pytest.raises(ValueError, match=r"; skipped, without executing anything: \w+\.\w+"):
+        load_state_dict(Model(Linear(2), (3,)), path)
 
 
 class Harmful:

@@ -31,10 +31,11 @@ from pydtnn.optimizers import (
 from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.schedules import Cosine, Step
 from pydtnn.training.callback import evaluated
+from pydtnn.training.checkpoint.pieces import optimizer_pieces
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.gpu import to_host
-from tests.parallel.schemes.course import assert_close, train, train_serially, weights
+from tests.parallel.schemes.course import assert_close, fit, train_serially, trainer_of, weights
 from tests.small_training import Recorder, small_data, small_fit, small_trainer
 
 # 64 bytes are 8 float64: "a" is followed by 2 elements of padding, "b" by 5, "c" by 7
@@ -308,8 +309,9 @@ ON_RANKS = {
 @pytest.mark.parametrize("scheme", ["allreduce", *(name for name in SCHEMES if "shard" in name)])
 @pytest.mark.parametrize("rule", ON_RANKS)
 def test_ranks_compute_what_one_does(comm, scheme, rule):
-    ours = train(SCHEMES[scheme](comm), ON_RANKS[rule](), 2)
-    assert_close(ours, train_serially(ON_RANKS[rule](), 2))
+    trainer = trainer_of(SCHEMES[scheme](comm), ON_RANKS[rule](), bucket_bytes=1)
+    assert_close(fit(trainer, 2), train_serially(ON_RANKS[rule](), 2))
+    assert all(len(found.values) for found in optimizer_pieces(trainer.optimizer, trainer.model))
 
 
 def test_the_average_is_evaluated_and_kept():

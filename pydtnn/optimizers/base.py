@@ -761,7 +761,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
                 for entry in filter(partial(self.uses, slot), bucket.parameters):
                     place = entry.slice
                     start, stop = max(place.start, own.start), min(place.stop, own.stop)
-                    if start < stop or start == stop == place.start:  # or an empty parameter
+                    if start < stop or start == stop == place.start == place.stop:  # or it is empty
                         values = self._part(slot, bucket, slice(start, stop))
                         yield StoredState(slot, entry, start - place.start, values)
 

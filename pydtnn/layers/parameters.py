@@ -105,12 +105,17 @@ class ParameterPart:
             for cut in self.cuts
         )
 
-    def take(self, whole: Array, position: Mapping[str, int]) -> Array:
-        """Return a copy of the part of the rank at a position, from the whole array."""
+    def index(self, position: Mapping[str, int]) -> tuple[slice, ...]:
+        """Return the elements of `grid` of the rank at a position."""
         index = [slice(None)] * len(self.grid)
         for cut in self.grid_cuts:
             index[cut.dim] = cut.range(position)
-        return whole.reshape(self.grid)[tuple(index)].copy().reshape(self.local_shape(position))
+        return tuple(index)
+
+    def take(self, whole: Array, position: Mapping[str, int]) -> Array:
+        """Return a copy of the part of the rank at a position, from the whole array."""
+        part = whole.reshape(self.grid)[self.index(position)]
+        return part.copy().reshape(self.local_shape(position))
 
     def local_shape(self, position: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape of the part of the rank at a position."""
@@ -628,12 +633,20 @@ def _cut(
     elements = 0
     for i, (parameter, node) in enumerate(parameters, start=1):
         members.append(parameter)
-        elements += _padded(parameter, line)
+        elements += _average(parameter, line)
         least = bucket_bytes[min(len(cut), len(bucket_bytes) - 1)]
         if elements * itemsize >= least or i == len(parameters):
             cut.append((sorted(members, key=lambda p: not p.decay), node))
             members, elements = [], 0
     return cut
+
+
+def _average(parameter: Parameter, line: int) -> int:
+    """Number of elements with padding of an average part: buckets are alike on all ranks."""
+    if parameter.part is None:
+        return _padded(parameter, line)
+    ranks = prod(len(cut.bounds) - 1 for cut in parameter.part.cuts)
+    return -(-prod(parameter.whole_shape) // (ranks * line)) * line
 
 
 def _padded(parameter: Parameter, line: int) -> int:

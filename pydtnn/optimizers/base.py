@@ -31,6 +31,7 @@ from pydtnn.kernels.reference.random import Noise, stream
 from pydtnn.layers.parameters import Bucket, BucketEntry, ParameterBuffer
 from pydtnn.optimizers.groups import Groups, Options, ParameterGroup
 from pydtnn.optimizers.loss_scale import LossScale
+from pydtnn.optimizers.whole import WholeParameters, whole_entries
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames, check_names, shorten
@@ -115,12 +116,15 @@ class PartSums:
         ``add(number, axes)`` returns the sum over axes. Collective.
     same : callable
         ``same(number, axes)`` returns the number of the first rank along axes. Collective.
+    mesh : Mesh, optional
+        Which copies parts of parameters to the owners of the whole ones, and back.
     """
 
     axes: Axes = ()
     stages: Axes = ()
     add: Callable[[Number, Axes], Number] = _itself
     same: Callable[[Number, Axes], Number] = _itself
+    mesh: Any = None
 
     def total(
         self,
@@ -161,14 +165,15 @@ class Share(Protocol):
     exact_norms: bool
     """Whether norms of all gradients must not depend on the parts."""
 
-    def own(self, bucket: Bucket, whole: bool) -> slice:
+    def own(self, bucket: Bucket, costs: Sequence[int] | None) -> slice:
         """Return the range of a bucket that this rank updates.
 
         Parameters
         ----------
         bucket : Bucket
-        whole : bool
-            Whether parameters must not be split, as the rule requires whole parameters.
+        costs : sequence of int, optional
+            If the rule requires whole parameters, which must then not be split: the cost of the
+            update of each.
         """
 
     def gather(self, bucket: Bucket, part: Array, place: Place = int) -> Array:
@@ -193,7 +198,7 @@ class FullShare:
 
     exact_norms = False
 
-    def own(self, bucket: Bucket, whole: bool) -> slice:
+    def own(self, bucket: Bucket, costs: Sequence[int] | None) -> slice:
         """Return the whole bucket."""
         return slice(0, len(bucket.values))
 
@@ -385,6 +390,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         self._buffers: tuple[ParameterBuffer, ...] = ()
         self._share: Share = FullShare()
         self._parts = PartSums()
+        self._wholes = WholeParameters([], self.cost, 0)
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
         self._runs: dict[int, tuple[Array, list[OneUpdate]]] = {}
@@ -460,6 +466,13 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         """
         return {}
 
+    def cost(self, entry: BucketEntry) -> int:
+        """Return the operations of the update of a parameter, of a rule with `per_parameter`.
+
+        Ranks that share updates are balanced by it. By default its elements.
+        """
+        return prod(entry.shape)
+
     def uses(self, slot: str, entry: BucketEntry) -> bool:
         """Return whether a rule with `per_parameter` has a slot of a parameter.
 
@@ -493,12 +506,18 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         self._share = share if isinstance(share, Share) else FullShare()
         self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
-        for buffer in self._buffers:
-            for bucket in buffer.buckets:
-                self._own[bucket.index] = self._share.own(bucket, self.per_parameter)
-                state = (self._allocate(slot, bucket) for slot in self.slots)
-                self._slots[bucket.index] = tuple(state)
-                self._runs[bucket.index] = bucket.grads, self._cut(bucket)
+        cut = [bucket for bucket in self._buckets() if self.per_parameter and cut_axes(bucket)]
+        for bucket in self._buckets():
+            costs = [self.cost(e) for _, e in whole_entries(bucket)] if self.per_parameter else None
+            self._own[bucket.index] = self._share.own(bucket, costs)
+        parts = ((bucket, self._own[bucket.index]) for bucket in cut)
+        self._wholes = WholeParameters(parts, self.cost, len(self._own))
+        self.needs_all_gradients = self.needs_all_gradients or bool(cut)
+        for bucket in self._state_buckets():
+            self._own.setdefault(bucket.index, slice(0, len(bucket.values)))
+            state = (self._allocate(slot, bucket) for slot in self.slots)
+            self._slots[bucket.index] = tuple(state)
+            self._runs[bucket.index] = bucket.grads, self._cut(bucket)
 
     def slot_form(self, slot: str, entry: BucketEntry) -> SlotForm:
         """Return the shape and type of a slot of a parameter, if it has the slot (`uses`).
@@ -583,6 +602,18 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
     def _buckets(self) -> list[Bucket]:
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]
 
+    def _state_buffers(self) -> list[ParameterBuffer]:
+        """Return the buffers with a state: of whole parameters instead of parts, if it needs them.
+
+        All parameters of a buffer are cut along the same axes.
+        """
+        cut = self._wholes.shapes
+        rest = (b for b in self._buffers if b.buckets and b.parameters[0].name not in cut)
+        return [*rest, *self._wholes.buffers]
+
+    def _state_buckets(self) -> list[Bucket]:
+        return [bucket for buffer in self._state_buffers() for bucket in buffer.buckets]
+
     def is_bound_to(self, buffers: Sequence[ParameterBuffer]) -> bool:
         """Return whether the optimizer updates these parameters."""
         return self._buffers == tuple(buffers)
@@ -630,6 +661,12 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
                     late(bucket)
             with phase(observer, "update", bucket.index):
                 self.step_bucket(bucket)
+        if self._wholes.parameters:
+            with phase(observer, "update"):
+                self._parts.mesh.collect(self._wholes.parameters)
+                for buffer in self._wholes.buffers:
+                    self.step_bucket(buffer.buckets[0])
+                self._parts.mesh.distribute(self._wholes.parameters)
 
     def skip(self) -> None:
         """Count an update without changing parameters, for a rank without samples in this step.
@@ -696,7 +733,8 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
     def step_bucket(self, bucket: Bucket) -> None:
         """Update this rank's share of one bucket; the gradients of the share must be final."""
-        if self.loss_scale is not None and not self.loss_scale.passed:
+        parts = bucket.index not in self._slots  # of whole parameters, which follow
+        if parts or (self.loss_scale is not None and not self.loss_scale.passed):
             return
         grads, runs = self._runs[bucket.index]
         if grads is not bucket.grads:  # they have other memory since
@@ -747,7 +785,8 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
     @property
     def is_whole(self) -> bool:
         """Whether this rank stores all of the state of its parameters."""
-        return all(self._own[b.index] == slice(0, len(b.values)) for b in self._buckets())
+        whole = (self._own[b.index] == slice(0, len(b.values)) for b in self._buckets())
+        return not self._wholes.shapes and all(whole)
 
     def slots_of(self, bucket: Bucket) -> dict[str, Array]:
         """Return the slots of this rank's range of a bucket by name."""
@@ -755,7 +794,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
     def stored(self) -> Iterator[StoredState]:
         """Yield what this rank stores of each slot of each parameter."""
-        for bucket in self._buckets():
+        for bucket in self._state_buckets():
             own = self._own[bucket.index]
             for slot in self.slots:
                 for entry in filter(partial(self.uses, slot), bucket.parameters):
@@ -772,18 +811,23 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         -------
         dict
             Per slot and parameter a NumPy array ``"velocity/<parameter>"`` of the parameter's
-            shape or of its `slot_form`, and the numbers "iterations" and "lr_factor". Independent
-            of buckets, padding and ranks.
+            shape (of the whole one, if the rule requires it) or of its `slot_form`, and the numbers
+            "iterations" and "lr_factor". Independent of buckets, padding and ranks.
         """
         state: dict[str, Any] = {}
-        for bucket in self._buckets():
+        wholes: dict[str, Any] = {}
+        for bucket in self._state_buckets():
+            owned = bucket.parameters[0].name in self._wholes.shapes
+            share, into = (FullShare(), wholes) if owned else (self._share, state)
             for slot, part in self.slots_of(bucket).items():
                 place = partial(self._place, slot, bucket)
-                whole = self.backend.to_numpy(self._share.gather(bucket, part, place))
+                whole = self.backend.to_numpy(share.gather(bucket, part, place))
                 for entry in filter(partial(self.uses, slot), bucket.parameters):
                     values = whole[place(entry.slice.start) : place(entry.slice.stop)]
                     shape = self.slot_form(slot, entry)[0]
-                    state[f"{slot}/{entry.name}"] = values.reshape(shape).copy()
+                    into[f"{slot}/{entry.name}"] = values.reshape(shape).copy()
+        if self._wholes.shapes:
+            state |= self._parts.mesh.merge(wholes)
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def check_state(
@@ -803,9 +847,10 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         ValueError
             See `load`.
         """
+        shapes = {**self._wholes.shapes, **(shapes or {})}
         who, expected = type(self).__name__, {}
         for name, entry in self._places().items():
-            whole = entry._replace(shape=(shapes or {}).get(entry.name, entry.shape))
+            whole = entry._replace(shape=shapes.get(entry.name, entry.shape))
             expected[name] = self.slot_form(name.partition("/")[0], whole)[0]
         check_saved(who, expected, state)
         iterations = check_int(who, "iterations", state["iterations"], at_least=0)

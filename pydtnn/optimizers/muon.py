@@ -16,12 +16,6 @@ from pydtnn.utils.option import option
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of a step of the iteration: singular values below 1 grow to 0.7 to 1.2 within five steps."""
 
-SMALLEST = 1e-7
-"""Norms below this are not increased to 1."""
-
-Matrices = tuple[int, int, int]
-"""Number of matrices of which a parameter consists, and their rows and columns."""
-
 
 class Muon(AdamW):
     """Momentum of matrices and filters, orthogonalised; AdamW for all other parameters.
@@ -85,6 +79,7 @@ class Muon(AdamW):
         if form in ("matrix", "stack") and rule != "adamw":
             count = shape[0] if form == "stack" else 1
             rows = shape[form == "stack"]
+            # how many, their rows and columns
             return {"matrices": (count, rows, prod(shape) // max(count * rows, 1))}
         if rule == "muon":
             raise ValueError(
@@ -92,6 +87,12 @@ class Muon(AdamW):
                 f"shape {shape}; omit it, and AdamW updates it"
             )
         return {"matrices": None}
+
+    def cost(self, entry: BucketEntry) -> int:
+        """Return the operations: those of products of matrices, and a few of each element."""
+        count, *sides = self.terms_of(entry)["matrices"] or (0, 0, 0)
+        small, large = sorted(sides)
+        return 20 * prod(entry.shape) + count * self.steps * small**2 * (4 * large + 2 * small)
 
     def uses(self, slot: str, entry: BucketEntry) -> bool:
         """Return whether a parameter has the slot: matrices have no second moment."""
@@ -107,7 +108,7 @@ class Muon(AdamW):
         lr: Number,
         decay: float,
         step: Number,
-        matrices: Matrices | None = None,
+        matrices: tuple[int, int, int] | None = None,
     ) -> None:
         if matrices is None:
             super().update(w, g, m, v, lr=self.adamw_lr_factor * lr, decay=decay, step=step)
@@ -138,7 +139,7 @@ def orthogonalise(backend: Backend, u: Array, steps: int, dtype: np.dtype) -> No
     wide = u.T if u.shape[0] > u.shape[1] else u  # the smaller of the two products x x'
     norm = backend.update.squared_norm(u.reshape(-1)) ** 0.5
     x = xp.empty(wide.shape, dtype)
-    convert(wide / xp.maximum(norm, SMALLEST), out=x)
+    convert(wide / xp.maximum(norm, 1e-7), out=x)
     gram, square = (xp.empty((len(x), len(x)), dtype) for _ in range(2))
     product, (a, b, c) = xp.empty_like(x), COEFFICIENTS
     for _ in range(steps):

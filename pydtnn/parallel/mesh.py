@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Self
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.communicator import Communicator, Message
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.traffic import Traffic
-from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
+from pydtnn.layers.collectives import PIPELINE, AllGather, Collective, Pending, Sum
 from pydtnn.layers.parameters import Cut, ParameterPart
+from pydtnn.optimizers.whole import OwnedParameter
 from pydtnn.utils.names import SuggestsNames, unknown
 from pydtnn.utils.validate import check_int
 
@@ -80,6 +81,7 @@ class Mesh(SuggestsNames):
         self.comm = comm
         order = sorted(range(comm.size), key=lambda rank: (comm.hosts[rank], rank))
         self._place, self._in_order = order.index(comm.rank), order == [*range(comm.size)]
+        self._order = order
         self.position: dict[str, int] = {}
         rest = self._place
         for name in reversed(self.shape):
@@ -168,6 +170,55 @@ class Mesh(SuggestsNames):
             return whole
 
         return part.gather(own, self.position, along)
+
+    def _holders(self, p: OwnedParameter) -> Iterator[tuple[int, Mapping[str, int]]]:
+        """Yield the ranks that have parts of a parameter, with their positions."""
+        for place in np.ndindex(*(self.shape[axis] for axis in p.part.axes)):
+            position = {**self.position, **dict(zip(p.part.axes, place, strict=True))}
+            yield self.rank_at(position), position
+
+    def rank_at(self, position: Mapping[str, int]) -> int:
+        """Return the rank at a position; axes that are not given are those of this rank."""
+        place = [{**self.position, **position}[axis] for axis in self.shape]
+        return self._order[int(np.ravel_multi_index(place, tuple(self.shape.values())))]
+
+    def collect(self, parameters: Sequence[OwnedParameter]) -> None:
+        """Copy the parts of parameters to the owners of the whole ones. Collective."""
+        sends, receives = list[Message](), list[Message]()
+        placed: list[tuple[np.ndarray, np.ndarray]] = []
+        for p in parameters:
+            sends += [] if p.whole else [(array, self.rank_at(p.owner)) for array in p.own]
+            for rank, position in self._holders(p) if p.whole else ():
+                for own, whole in zip(p.own, p.whole, strict=True):
+                    there = whole.reshape(p.part.grid)[p.part.index(position)]
+                    part = own
+                    if rank != self.comm.rank:
+                        part = np.empty_like(own, shape=there.size)
+                        receives.append((part, rank))
+                    placed.append((there, part))
+        self.comm.exchange(sends, receives, FIRST_TAG + TAGS).wait()
+        for there, part in placed:
+            there[...] = part.reshape(there.shape)
+
+    def distribute(self, parameters: Sequence[OwnedParameter]) -> None:
+        """Copy the values of whole parameters from their owners to the parts. Collective."""
+        sends, receives = list[Message](), list[Message]()
+        for p in parameters:
+            receives += [] if p.whole else [(p.own[0], self.rank_at(p.owner))]
+            for rank, position in self._holders(p) if p.whole else ():
+                part = p.part.take(p.whole[0], position).reshape(-1)
+                if rank == self.comm.rank:
+                    p.own[0][...] = part
+                else:
+                    sends.append((part, rank))
+        self.comm.exchange(sends, receives, FIRST_TAG + TAGS).wait()
+
+    def merge(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays by name of all ranks with the same stage. Collective."""
+        for axis in (axis for axis in self.shape if axis != PIPELINE):
+            for other in self.group(axis).gather_object(state):
+                state = {**other, **state}
+        return state
 
     def free(self) -> None:
         """Free the groups. Collective: all ranks call it; see `Communicator.free`."""

@@ -14,7 +14,6 @@ from pydtnn.model.pipeline import actions_of
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
-from pydtnn.training.mesh import axes_of
 from pydtnn.training.setup import Setup
 
 
@@ -91,12 +90,6 @@ def _keeps_gradients(setup: Setup) -> str:
     parts = (setup.exchange, setup.exchange.sums)
     keep = (part for part in parts if getattr(part, "keeps_gradients", False))
     return next((type(part).__name__ for part in keep), "")
-
-
-def _parts(setup: Setup) -> str:
-    named = ((p.name, axes_of(p)) for p in setup.model.parameters.values())
-    found = (f"{name}, which is cut along {', '.join(axes)}" for name, axes in named if axes)
-    return next(found, "")
 
 
 def _residuals_of_parts(setup: Setup) -> bool:
@@ -202,13 +195,6 @@ FEATURES = {
             "model scales by different factors; use bfloat16",
         },
     ),
-    "update of whole parameters": Feature(
-        lambda setup: setup.optimizer.per_parameter and type(setup.optimizer).__name__,
-        excludes={
-            "parts of parameters": "{0} requires whole parameters, got a part of {1}; use a rule "
-            "such as SGD or AdamW",
-        },
-    ),
     "average of an optimizer": Feature(
         lambda setup: setup.optimizer.offset and type(setup.optimizer).__name__,
         "--optimizer schedule_free",
@@ -294,7 +280,6 @@ FEATURES = {
     "gradients of earlier steps": Feature(_keeps_gradients),
     "sums that are not plain": Feature(_no_plain_sums),
     "sums over further axes": Feature(_further_sums),
-    "parts of parameters": Feature(_parts),
     "slots of other types": Feature(
         lambda setup: (
             type(setup.optimizer).slot_form is not Optimizer.slot_form

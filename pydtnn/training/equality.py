@@ -88,10 +88,9 @@ def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[ComparedArray]:
 
 def _slots(setup: Setup) -> list[tuple[str, str, Array]]:
     """Return slot, parameter and values of the optimizer's state; nothing if it is distributed."""
-    optimizer = setup.optimizer
-    if not all(setup.comm.gather_object(optimizer.is_whole)):
+    if not all(setup.comm.gather_object(setup.optimizer.is_whole)):
         return []
-    entries = [(slot, entry.name, values) for slot, entry, _, values in optimizer.stored()]
+    entries = [(slot, entry.name, values) for slot, entry, _, values in setup.optimizer.stored()]
     order = {name: -place for place, name in enumerate(setup.model.parameters)}
     return sorted(entries, key=lambda found: order[found[1]])
 

@@ -119,7 +119,7 @@ def create_parts(mesh: Mesh | None, copies: int = 1) -> PartSums:
         return float(array[0])
 
     stages = tuple(axis for axis in mesh.model_axes if axis == PIPELINE)
-    return PartSums(mesh.model_axes, stages, add, same) if mesh.model_axes else PartSums()
+    return PartSums(mesh.model_axes, stages, add, same, mesh) if mesh.model_axes else PartSums()
 
 
 def group_of_copies(model: Model, mesh: Mesh | None) -> Communicator | None:

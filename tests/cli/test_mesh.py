@@ -78,7 +78,6 @@ def test_a_run_continues_on_any_mesh(tmp_path, capsys, mpiexec):
         (["--parallel=filtr=2"], "unknown strategy 'filtr'"),
         (["--parallel=filter=2", "--plan=absent.yaml"], "file absent.yaml does not exist"),
         (["--parallel=spatial=2", "--exact", "--global-batch-size=16"], "exact training requires"),
-        (["--parallel=filter=2", "--optimizer=lars"], "LARS requires whole parameters"),
         ([*STAGES, "--pipeline-schedule=1f2b"], "unknown pipeline schedule '1f2b'"),
     ],
 )

@@ -129,7 +129,6 @@ STAGES = {"data": 2, "pipeline": 2}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"axes": {"filter": 2}, "optimizer": "lars"}, "LARS requires whole parameters"),
         ({"axes": STAGES, "pipeline_schedule": "chimera", "compress": "top_k"}, "1f1b"),
         ({"axes": {"data": 2}, "scheme": "diloco", "compress": "int8"}, "do not sum gradients"),
         ({"axes": {"data": 2}, "micro_batches": 2}, "requires a model that is cut"),

@@ -14,11 +14,11 @@ from pydtnn import ArrayDataset, Mesh, Model, Trainer
 from pydtnn.callbacks import EMA, BestWeights, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
-from pydtnn.optimizers import LARS, SGD
+from pydtnn.optimizers import SGD, Muon, get_optimizer
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer, ShardedParameters
+from pydtnn.parallel.schemes import AllReduce, ShardedGradients, ShardedOptimizer, ShardedParameters
 from pydtnn.saving.weights import load_weights, save_weights
-from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
@@ -37,24 +37,26 @@ CUT = {"data": 2, "filter": 2}
 
 
 @each(
-    ("axes", "scheme"),
+    ("axes", "scheme", "rule"),
     [
-        (CUT, AllReduce),
-        ({"data": 2, "spatial": 2}, AllReduce),
-        ({"data": 1, "channel": 3}, AllReduce),
-        ({"spatial": 2, "filter": 2}, AllReduce),
-        (CUT, ShardedOptimizer),
-        (CUT, ShardedParameters),
-        ({"data": 2, "pipeline": 2}, ShardedParameters),
-        ({"pipeline": 2, "filter": 2}, AllReduce),
+        (CUT, AllReduce, "adamw"),
+        ({"data": 2, "spatial": 2}, AllReduce, "adamw"),
+        ({"data": 1, "channel": 3}, AllReduce, "lars"),
+        ({"spatial": 2, "filter": 2}, AllReduce, "muon"),
+        (CUT, ShardedOptimizer, "lamb"),
+        (CUT, ShardedGradients, "muon"),
+        ({"data": 3, "filter": 2}, ShardedParameters, "muon"),
+        ({"data": 1, "shard": 2, "filter": 2}, partial(ShardedParameters, copies=1), "muon"),
+        ({"data": 2, "pipeline": 2}, ShardedParameters, "adamw"),
+        ({"pipeline": 2, "filter": 2}, AllReduce, "muon"),
     ],
 )
-def test_training_equals_serial_training(axes, scheme):
-    """Also the norm of the gradient, of which each rank has a part."""
+def test_training_equals_serial_training(axes, scheme, rule):
+    """Also the norm of the gradient, of which each rank has a part, and rules of whole ones."""
     norm = "pipeline" not in axes
 
     def rank(comm: Communicator, axes: Axes | None, scheme: Any) -> Any:
-        optimizer = SGD(0.1, momentum=0.9, clip_norm=0.5)
+        optimizer = get_optimizer(rule, lr=0.02, clip_norm=0.5)
         trainer = mesh_trainer(comm, axes, optimizer=optimizer, scheme=scheme, norm=norm)
         history = mesh_fit(trainer)
         return trainer.model.state(), history[-1], optimizer.gradient_norm, trainer.losses
@@ -66,6 +68,44 @@ def test_training_equals_serial_training(axes, scheme):
         assert result[1] == pytest.approx(expected[1], rel=1e-12)
         assert result[2:] == results[0][2:] or not norm  # the same bytes on all ranks
         assert result[2] == pytest.approx(expected[2], rel=1e-12)
+
+
+def test_owners_receive_values_and_gradients_and_return_values():
+    """3 n (P - 1) / P elements along an axis of P ranks, of parameters with n = 150 in all."""
+
+    def rank(comm: Communicator) -> int:
+        net = Sequential(Linear(12), Linear(6, name="head"))
+        model = Model(net, (5,), dtype="float64", mesh=Mesh(comm, filter=comm.size))
+        trainer = Trainer(model, Muon(0.02), progress=False)
+        before = comm.traffic.bytes
+        trainer.optimizer.step()
+        return comm.traffic.bytes - before
+
+    for ranks in (1, 2, 3):
+        assert sum(run_threads(ranks, rank)) == 8 * 3 * 150 * (ranks - 1) // ranks
+
+
+@each("axes", [None, {"channel": 2}, {"data": 1, "filter": 3}])
+def test_the_state_of_owners_is_continued_on_other_ranks(axes, tmp_path):
+    def save(comm: Communicator) -> None:
+        trainer = mesh_trainer(comm, CUT, optimizer=Muon(0.02), scheme=ShardedOptimizer)
+        mesh_fit(trainer)
+        trainer.model.freeze("head")  # other owners of the rest
+        trainer.rebind()
+        save_checkpoint(tmp_path, trainer)
+
+    def resume(comm: Communicator) -> dict[str, Any]:
+        trainer = mesh_trainer(comm, axes, optimizer=Muon(0.02))
+        load_checkpoint(tmp_path, trainer)
+        mesh_fit(trainer, 2)
+        return trainer.model.state()
+
+    on_ranks(CUT, save)
+    serial = mesh_trainer(Serial(), None, optimizer=Muon(0.02))
+    mesh_fit(serial)
+    serial.model.freeze("head")
+    mesh_fit(serial, 2)
+    assert_equal_states(on_ranks(axes, resume), serial.model.state())
 
 
 @pytest.mark.mpi(4)
@@ -175,7 +215,6 @@ def test_what_cannot_be_on_a_mesh_is_refused(comm):
         (model, {"mesh": Mesh(comm, spatial=2)}, "mesh must be that of the model, Mesh(data=1, "),
         (model, {"exchange": AllReduce(comm)}, "AllReduce must be constructed with the ranks of"),
         (model, {"exchange": exact}, "exact training requires gradients that are summed over"),
-        (cut, {"optimizer": LARS()}, "LARS requires whole parameters, got a part of linear.w"),
         (cut, {"mesh": comm}, "mesh must be"),
     ):
         arguments = {"optimizer": SGD(0.1), "progress": False} | options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -50,6 +51,7 @@ class Partition(GradientExchange):
         self._groups: tuple[Communicator, ...] = ()
         self.counts: dict[int, list[int]] = {}
         self._divided: dict[int, Bucket] = {}
+        self._loads: dict[int, list[int]] = {}
         self.exact_norms = self.sums.shards is not None
 
     @property
@@ -85,33 +87,37 @@ class Partition(GradientExchange):
             )
         super().broadcast_parameters()
 
-    def divide(self, bucket: Bucket, whole: bool) -> list[int]:
+    def divide(self, bucket: Bucket, costs: Sequence[int] | None) -> list[int]:
         """Return the length of each rank's part of a bucket; the default balances all ranks.
 
         Parameters
         ----------
         bucket : Bucket
-        whole : bool
-            Whether parameters must not be split.
+        costs : sequence of int, optional
+            If parameters must not be split, the cost of the update of each.
         """
-        if whole:
-            places = np.array([entry.slice.start for entry in bucket.parameters])
-        else:
-            # Whole cache lines: vector instructions then process the same groups of elements as if
-            # one rank updated all, so that results are bitwise equal.
-            places = np.arange(0, len(bucket.values), ALIGNMENT // bucket.values.itemsize)
+        if costs:
+            places = np.cumsum([0, *costs])
+            parts = self._loads[bucket.index] = level(self.loads(bucket), places)
+            starts = [*(entry.slice.start for entry in bucket.parameters), len(bucket.values)]
+            ends = np.array(starts)[np.searchsorted(places, np.cumsum(parts))]
+            return np.diff(ends, prepend=0).tolist()
+        # Whole cache lines: vector instructions then process the same groups of elements as if one
+        # rank updated all, so that results are bitwise equal.
+        places = np.arange(0, len(bucket.values), ALIGNMENT // bucket.values.itemsize)
         return level(self.loads(bucket), np.append(places, len(bucket.values)))
 
     def loads(self, bucket: Bucket) -> np.ndarray:
-        """Return the number of elements of other buckets that each rank has."""
-        others = [counts for index, counts in self.counts.items() if index != bucket.index]
+        """Return the elements, or the costs, of other buckets that each rank has."""
+        others = [loads for index, loads in self._loads.items() if index != bucket.index]
         return np.sum([[0] * self.parts, *others], axis=0)
 
-    def own(self, bucket: Bucket, whole: bool) -> slice:
+    def own(self, bucket: Bucket, costs: Sequence[int] | None) -> slice:
         """Choose and return the range of a bucket that this rank updates."""
         if bucket.index == 0:  # the first of all; there may have been other buckets before
-            self.counts, self._divided = {}, {}
-        self.counts[bucket.index] = self.divide(bucket, whole)
+            self.counts, self._divided, self._loads = {}, {}, {}
+        self.counts[bucket.index] = self.divide(bucket, costs)
+        self._loads.setdefault(bucket.index, self.counts[bucket.index])
         self._divided[bucket.index] = bucket
         return self.local_slice(bucket)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pydtnn.layers.parameters import Bucket
@@ -33,7 +35,7 @@ class ParameterServer(Partition):
 
     static = True
 
-    def divide(self, bucket: Bucket, whole: bool) -> list[int]:
+    def divide(self, bucket: Bucket, costs: Sequence[int] | None) -> list[int]:
         """Assign the bucket to the rank that serves the fewest elements so far."""
         counts = [0] * self.comm.size
         counts[int(self.loads(bucket).argmin())] = len(bucket.values)

@@ -78,7 +78,8 @@ def optimizer_pieces(optimizer: Optimizer, model: Model) -> Iterator[Piece]:
     """Yield this rank's elements of the state of an optimizer, of all parameters of a model."""
     for slot, entry, start, values in optimizer.stored():
         p, name = model.parameters[entry.name], f"{slot}/{entry.name}"
-        if (form := optimizer.slot_form(slot, entry)) != (entry.shape, None):
+        form = optimizer.slot_form(slot, entry)
+        if form != (entry.shape, None) or entry.shape != p.shape:  # or whole, where p is a part
             yield full_piece(name, values.reshape(form[0]))
             continue
         place = part_piece(name, p.master, p.part, p.position)

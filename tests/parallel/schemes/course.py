@@ -12,7 +12,7 @@ from pydtnn.data import ArrayDataset, Batch, Loader
 from pydtnn.kernels import Backend
 from pydtnn.layers import LayerNorm, Linear, Net, Sequential, Sigmoid, StepContext
 from pydtnn.model import Model
-from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Optimizer
+from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Muon, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.training.trainer import Trainer
@@ -46,6 +46,7 @@ RULES: dict[str, Callable[[], Optimizer]] = {
     "adam": lambda: Adam(0.02, weight_decay=0.01),
     "lars": lambda: LARS(0.5, trust=0.05, weight_decay=0.01),
     "lamb": lambda: LAMB(0.02, weight_decay=0.01),
+    "muon": lambda: Muon(0.02),
     "clipped": lambda: Adam(0.02, clip_norm=0.1),
     "clipped_lars": lambda: LARS(0.5, trust=0.05, weight_decay=0.01, clip_norm=0.1),
 }

@@ -26,7 +26,7 @@ def test_rules_that_need_whole_parameters_get_them(comm):
 @pytest.mark.threads(1, 3, 5)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
-    ("rule", "bucket_bytes"), [*zip(RULES, [300, 1, 1 << 20, 1, 300, 1, 1 << 20], strict=True)]
+    ("rule", "bucket_bytes"), [*zip(RULES, [300, 1, 1 << 20, 1, 300, 300, 1, 1 << 20], strict=True)]
 )
 def test_every_rule_computes_what_it_does_serially(comm, rule, bucket_bytes):
     ours = train(ShardedOptimizer(comm), RULES[rule](), 2, bucket_bytes=bucket_bytes)

@@ -40,7 +40,7 @@ def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm):
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
-    ("rule", "bucket_bytes"), [*zip(RULES, [300, 1, 1 << 20, 1, 300, 1, 1 << 20], strict=True)]
+    ("rule", "bucket_bytes"), [*zip(RULES, [300, 1, 1 << 20, 1, 300, 300, 1, 1 << 20], strict=True)]
 )  # more and fewer than servers
 def test_every_rule_computes_what_it_does_serially(comm, rule, bucket_bytes):
     ours = train(ParameterServer(comm), RULES[rule](), 2, bucket_bytes=bucket_bytes)

@@ -334,12 +334,19 @@ def test_the_average_is_evaluated_and_kept():
 # ---- Muon ----
 
 
+def parameters_of(backend, shapes, forms):
+    """A buffer of parameters with shapes, some of them with a form."""
+    parameters = [Parameter(n, s, LeCun("normal"), form=forms.get(n)) for n, s in shapes.items()]
+    buffer = ParameterBuffer([(p, 0) for p in parameters], backend=backend, dtype="float64")
+    for p in parameters:
+        p.master[...] = backend.asarray(p.initial_value(0))
+    return buffer
+
+
 def test_two_hundred_steps_of_matrices_filters_experts_and_tables_equal_the_formulas_of_muon():
     backend, rng = create_backend("cpu"), np.random.default_rng(0)
-    forms = {(7, 3): "matrix", (4, 3, 3, 2): "matrix", (2, 3, 5): "stack", (9, 4): "table"}
-    parameters = [Parameter(f, s, LeCun("normal"), form=f) for s, f in forms.items()]
-    buffer = ParameterBuffer([(p, 0) for p in parameters], backend=backend, dtype="float64")
-    buffer.values[:] = rng.normal(size=buffer.size)
+    shapes = {"tall": (7, 3), "filter": (4, 3, 3, 2), "stack": (2, 3, 5), "table": (9, 4)}
+    buffer = parameters_of(backend, shapes, {"stack": "stack", "table": "table"})
     rule = Muon(LR, weight_decay=DECAY)
     rule.bind(backend, [buffer])
     formulas = [(p, muon(p.master.copy(), DECAY, p.form)) for p in buffer.parameters]

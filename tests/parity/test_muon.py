@@ -11,8 +11,6 @@ from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-SHAPES = [(5, 9), (12, 4), (6, 6)]
-
 
 def in_float64(gradient, coefficients, steps, epsilon):
     """The iteration of PyTorch, which it computes in bfloat16 whatever the parameters are."""
@@ -27,7 +25,7 @@ def in_float64(gradient, coefficients, steps, epsilon):
 def test_two_hundred_steps_are_those_of_pytorch(monkeypatch, nesterov):
     monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", in_float64)
     backend, rng = create_backend("cpu"), np.random.default_rng(0)
-    parameters = [Parameter(str(shape), shape, LeCun("normal")) for shape in SHAPES]
+    parameters = [Parameter(str(s), s, LeCun("normal")) for s in [(5, 9), (12, 4), (6, 6)]]
     buffer = ParameterBuffer([(p, 0) for p in parameters], backend=backend, dtype="float64")
     buffer.values[:] = rng.normal(size=buffer.size)
     tensors = [torch.nn.Parameter(torch.from_numpy(p.master.copy())) for p in parameters]

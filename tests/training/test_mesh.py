@@ -40,7 +40,6 @@ CUT = {"data": 2, "filter": 2}
     ("axes", "scheme", "rule"),
     [
         (CUT, AllReduce, "adamw"),
-        ({"data": 2, "spatial": 2}, AllReduce, "adamw"),
         ({"data": 1, "channel": 3}, AllReduce, "lars"),
         ({"spatial": 2, "filter": 2}, AllReduce, "muon"),
         (CUT, ShardedOptimizer, "lamb"),

@@ -15,6 +15,7 @@ from pydtnn.optimizers import (
     LARS,
     OPTIMIZERS,
     SGD,
+    SOAP,
     Adagrad,
     Adam,
     Adam8bit,
@@ -299,7 +300,47 @@ def test_eight_bits_are_the_codes_of_blocks_and_a_quarter_of_the_state_of_adam(b
     assert sum(part.values.nbytes for part in optimizer.stored()) <= 0.27 * 2 * 4 * large.size
 
 
+def soap(w, decay, sides):
+    """Algorithms 3 and 4 of Vyas et al. 2024, with the order of the eigenvalues of their code."""
+    m, v, t, bases = np.zeros_like(w), np.zeros_like(w), 0, [np.eye(n) for n in w.shape]
+    moments = [np.zeros((n, n)) for n in w.shape[:sides]]
+    while True:
+        g = yield w
+        if t:
+            p, q = bases
+            m, v = 0.95 * m + 0.05 * g, 0.95 * v + 0.05 * (p.T @ g @ q) ** 2
+            n = p @ ((p.T @ m @ q) / (np.sqrt(v) + 1e-8)) @ q.T
+            w = w * (1 - LR * decay) - LR * np.sqrt(1 - 0.95**t) / (1 - 0.95**t) * n
+        for axis in range(sides):
+            s = moments[axis] = 0.95 * moments[axis] + 0.05 * (g.T @ g if axis else g @ g.T)
+            u = bases[axis]
+            if t == 0:
+                bases[axis] = np.linalg.eigh(s)[1][:, ::-1]
+            elif t % 10 == 0:
+                order = np.argsort(-np.diag(u.T @ s @ u))
+                bases[axis], v = np.linalg.qr(s @ u[:, order])[0], v.take(order, axis)
+        t += 1
+
+
+def test_soap_has_the_steps_of_its_authors(backend):
+    buffer = parameters_of(backend, {"square": (6, 6), "wide": (4, 2, 3, 2)}, {})
+    optimizer, rng = SOAP(LR, weight_decay=DECAY, max_dimension=6), np.random.default_rng(0)
+    optimizer.bind(backend, [buffer])
+    first = {name: w.reshape(len(w), -1) for name, w in values(buffer).items()}
+    expected = {name: soap(w, DECAY, 1 + (name == "square")) for name, w in first.items()}
+    for sequence in expected.values():
+        next(sequence)
+    for _ in range(200):
+        gradients = draw_gradients(buffer, rng)
+        optimizer.step()
+        for name, g in gradients.items():
+            w = expected[name].send(g.reshape(first[name].shape)).reshape(g.shape)
+            np.testing.assert_allclose(values(buffer)[name], w, rtol=1e-12, atol=1e-12)
+    assert optimizer.state()["left_basis/wide"].shape == (4, 4)
+
+
 ON_RANKS = {
+    "soap": lambda: SOAP(0.02, max_dimension=5, epsilon=1e-4, frequency=2),
     "adam8bit": lambda: Adam8bit(0.02, weight_decay=0.01, clip_norm=0.5),
     "schedule_free": lambda: ScheduleFreeAdamW(0.02, weight_decay=0.01, clip_norm=0.5),
 }
@@ -637,7 +678,7 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
 
     others = {name for name, rule in OPTIMIZERS.items() if not rule.capturable}
     # on a GPU these have no kernels of their own
-    assert others == {"adagrad", "lion", "muon", "schedule_free", "adam8bit"}
+    assert others == {"adagrad", "lion", "muon", "schedule_free", "adam8bit", "soap"}
     assert not Own.capturable
 
 
@@ -648,7 +689,7 @@ def test_a_model_without_parameters_is_stepped_like_any_other(backend, name):
     optimizer.bind(backend, model.buffers)
     optimizer.step()
     assert optimizer.iterations == 1
-    decays = {"adamw": 0.01, "lamb": 0.01, "lars": 1e-4, "muon": 0.1}
+    decays = {"adamw": 0.01, "soap": 0.01, "lamb": 0.01, "lars": 1e-4, "muon": 0.1}
     assert optimizer.weight_decay == decays.get(name, 0)  # the default
 
 

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from pydtnn.optimizers.layerwise import LAMB, LARS
     from pydtnn.optimizers.muon import Muon
     from pydtnn.optimizers.sgd import SGD
+    from pydtnn.optimizers.soap import SOAP
 
 __all__ = [
     "LAMB",
     "LARS",
     "OPTIMIZERS",
     "SGD",
+    "SOAP",
     "Adagrad",
     "Adam",
     "Adam8bit",
@@ -56,6 +58,7 @@ OPTIMIZERS = Named(
         "nadam": "Nadam",
         "lars": "LARS",
         "lamb": "LAMB",
+        "soap": "SOAP",
         "muon": "Muon",
     },
 )

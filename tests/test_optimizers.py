@@ -340,6 +340,7 @@ def test_soap_has_the_steps_of_its_authors(backend):
 
 
 ON_RANKS = {
+    "muon": lambda: Muon(0.02, clip_norm=0.5),
     "soap": lambda: SOAP(0.02, max_dimension=5, epsilon=1e-4, frequency=2),
     "adam8bit": lambda: Adam8bit(0.02, weight_decay=0.01, clip_norm=0.5),
     "schedule_free": lambda: ScheduleFreeAdamW(0.02, weight_decay=0.01, clip_norm=0.5),

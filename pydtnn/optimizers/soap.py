@@ -26,7 +26,8 @@ class SOAP(AdamW):
     factors of ``L P`` and ``R Q``, with columns, and elements of v, in the order of the
     eigenvalues. ``m = beta1 m + (1 - beta1) g``, v is the mean of the squares of ``P' g Q``, and
     ``w -= lr (P n Q' + decay w)`` with ``n = c P' m Q / (sqrt(v) + epsilon)`` and ``c = sqrt(1 -
-    beta2^t) / (1 - beta1^t)``. AdamW updates what is no matrix.
+    beta2^t) / (1 - beta1^t)``. AdamW updates what is no matrix. Eigenvectors of a moment without
+    full rank are arbitrary: results of ranks that sum in another order differ from serial ones.
 
     Parameters
     ----------

@@ -13,7 +13,9 @@ import pydtnn
 from pydtnn import ArrayDataset, Mesh, Model, Trainer
 from pydtnn.callbacks import EMA, BestWeights, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data import TokenDataset
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
+from pydtnn.models import create_net
 from pydtnn.optimizers import SGD, Muon, get_optimizer
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import AllReduce, ShardedGradients, ShardedOptimizer, ShardedParameters
@@ -67,6 +69,28 @@ def test_training_equals_serial_training(axes, scheme, rule):
         assert result[1] == pytest.approx(expected[1], rel=1e-12)
         assert result[2:] == results[0][2:] or not norm  # the same bytes on all ranks
         assert result[2] == pytest.approx(expected[2], rel=1e-12)
+
+
+@each(
+    ("axes", "scheme"),
+    [
+        ({"tensor": 3}, AllReduce),
+        ({"data": 2, "tensor": 2}, ShardedParameters),
+        ({"context": 2, "tensor": 2}, AllReduce),
+    ],
+)
+def test_matrices_of_attention_that_ranks_have_parts_of_are_updated_whole(axes, scheme):
+    tokens = TokenDataset(np.random.default_rng(0).integers(0, 20, 129), 16, classes=20)
+
+    def rank(comm: Communicator, axes: Axes, scheme: Any) -> Any:
+        mesh = Mesh(comm, **axes)
+        model = Model(create_net("gpt_nano:depth=1", 20, (16,)), (16,), dtype="float64", mesh=mesh)
+        trainer = Trainer(model, Muon(0.02), exchange=scheme(mesh.data), mesh=mesh, progress=False)
+        trainer.fit(tokens, epochs=1, global_batch_size=4)
+        return model.state()
+
+    expected = rank(Serial(), {}, AllReduce)
+    assert_equal_states(on_ranks(axes, partial(rank, axes=axes, scheme=scheme)), expected)
 
 
 def test_owners_receive_values_and_gradients_and_return_values():

@@ -84,7 +84,7 @@ def test_matrices_of_attention_that_ranks_have_parts_of_are_updated_whole(axes, 
 
     def rank(comm: Communicator, axes: Axes, scheme: Any) -> Any:
         mesh = Mesh(comm, **axes)
-        model = Model(create_net("gpt_nano:depth=1", 20, (16,)), (16,), dtype="float64", mesh=mesh)
+        model = Model(create_net("gpt_nano", 20, (16,)), (16,), dtype="float64", mesh=mesh)
         trainer = Trainer(model, Muon(0.02), exchange=scheme(mesh.data), mesh=mesh, progress=False)
         trainer.fit(tokens, epochs=1, global_batch_size=4)
         return model.state()

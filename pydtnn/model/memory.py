@@ -234,7 +234,7 @@ class Forecast:
             parameters=sum(buffer.values.nbytes for buffer in buffers),
             copies=sum(copy.nbytes for copy in copies),
             gradients=sum(buffer.grads.nbytes for buffer in buffers),
-            slots=self._slots * sum(buffer.values.nbytes for buffer in model.buffers),
+            slots=self._slots * sum(bucket.values.nbytes for bucket in model.buckets),
             kept=kept,
             peak=peak,
             pool=pool,
@@ -344,8 +344,8 @@ def _with_slots(
     backend = dry_backend(model.backend, threshold)
     found = Rehearsal(_dry_copy(model, backend), batch, in_flight, halved)
     found.slots = [
-        backend.zeros((buffer.size,), buffer.dtype)
-        for buffer in model.buffers
+        backend.zeros((len(bucket.values),), bucket.buffer.dtype)
+        for bucket in model.buckets
         for _ in range(slots)
     ]
     return found

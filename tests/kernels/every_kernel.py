@@ -8,6 +8,7 @@ the same in every type of 16 bits, and what decides about a sign is not nearly 0
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -220,9 +221,9 @@ def deferred(a: Arrays, terms: int, relu: bool = True, limit: float = inf) -> De
     return Deferred(first, *[second][: terms - 1], shift=a["t shift"], relu=relu, limit=limit)
 
 
-def fused(rng: np.random.Generator) -> Drawn:
+def fused(rng: np.random.Generator, limit: float = inf) -> Drawn:
     for rows, channels in SHAPES:
-        for terms, *bounds in ((1, False), (1, True), (2, True, 0.5)):
+        for terms, *bounds in ((1, False), (1, True), (2, True, limit)):
             names = ("t pivot", "t second", "t gamma")
             arrays = {
                 **{n: table(rng, rows, channels) for n in ("x0", "x1", "x dy", "x add")},
@@ -477,6 +478,7 @@ RESPONSE = (4, 0.25, 0.75, 2.0)
 RMS = ("x", "x dy", "t gamma", "d given")
 
 OF_THE_HOST: dict[str, Any] = {
+    **{name: (partial(fused, limit=0.5), *MAKERS[name][1:]) for name in MAKERS if "fused" in name},
     "linear.take_rows": (products, call("x w", "i rows", out="x dx")),
     "linear.add_rows": (
         products,
@@ -561,7 +563,7 @@ def in_place(kernel: str, drawn: Any) -> list[tuple[Case, str, str]]:
 
 def cases(kernel: str, drawn: np.random.Generator | list[Any]) -> list[Case]:
     """Return what there is to call of ``family.kernel``, with what its maker draws or has drawn."""
-    make, *calls = (MAKERS | OF_THE_HOST)[kernel]
+    make, *calls = (OF_THE_HOST | MAKERS)[kernel]  # those that a GPU has, too, where they differ
     used = {one for args, options in calls for one in (*args, *options.values())}
     found = []
     for arrays, constants in drawn if isinstance(drawn, list) else make(drawn):

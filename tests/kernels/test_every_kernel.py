@@ -22,7 +22,7 @@ from tests.kernels.every_kernel import IN_PLACE, MAKERS, OF_THE_HOST, Case, case
 from tests.kernels.guarded import assert_guards_hold, guarded
 from tests.kernels.test_backend import COLD, COMBINED
 
-KERNELS = [*MAKERS, *OF_THE_HOST]
+KERNELS = [*(MAKERS | OF_THE_HOST)]
 BOUNDS = {"float64": 1e-13, "float32": 6e-6, "float16": 2e-5, "bfloat16": 2e-5}
 """Error relative to the largest element, beside the rounding to 16 bits: sums of up to 9,000."""
 

@@ -92,7 +92,9 @@ def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(options, dtyp
 
 @each("name", sorted(OPTIMIZERS))
 def test_optimizers(name):
-    graph = agrees(convolutional, rule=lambda: get_optimizer(name, lr=0.01))
+    # bases of moments without full rank, and steps along them, depend on rounding
+    options = {"soap": {"max_dimension": 3, "epsilon": 1e-3}}.get(name, {})
+    graph = agrees(convolutional, rule=lambda: get_optimizer(name, lr=0.01, **options))
     kind = OPTIMIZERS[name]
     why_not = f"no CUDA graph: {kind.__name__} does not say that it is `capturable`"
     assert graph == (GRAPH if kind.capturable else why_not)

@@ -86,7 +86,8 @@ class Draft:
                 raise ValueError
             self.values.append((made, ()))
             (output,) = self.message().graph.output
-            sizes = [d.dim_value or d.dim_param for d in output.type.tensor_type.shape.dim]
+            dims = output.type.tensor_type.shape.dim
+            sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims]
             known = [n for n in sizes if isinstance(n, int)]
             if len(known) < len(sizes) - 1 or not sizes or not 0 < np.prod(known or [1]) < 3000:
                 raise ValueError

@@ -126,6 +126,7 @@ def test_what_always_fails():
 """
 
 
+@pytest.mark.long
 def test_a_mutant_is_tested_by_what_executes_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take half of the time
     monkeypatch.setattr(mutants, "ROOT", library(tmp_path, SOURCE, TEST))

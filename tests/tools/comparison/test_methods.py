@@ -148,6 +148,7 @@ def _references(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(COMPRESSED, step.__name__, step)
 
 
+@pytest.mark.long
 @each("ranks", [1, 3])
 @each(("step", "options"), CASES)
 def test_200_steps_are_those_of_the_method_in_numpy(step, options, ranks):

@@ -207,7 +207,7 @@ def undisturbed(comm: Communicator, name: str, threads: int, steps: int) -> tupl
     return check.steps, len(check.found)
 
 
-def cost(every: list[int], report: Report, turns: int = 25) -> None:
+def cost(every: list[int], report: Report, turns: int) -> None:
     """Print the time of the processor for each interval, in turns."""
 
     def rank(comm: Communicator, interval: int) -> float:
@@ -234,6 +234,7 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=200, help="for each interval")
     parser.add_argument("--steps", type=int, default=10_000, help="without flips")
     parser.add_argument("--every", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--turns", type=int, default=25, help="runs that the cost is the least of")
     parser.add_argument("--output", type=Path, help="file that receives the tables, too")
     args = parser.parse_args()
     report = Report(args.output)
@@ -244,7 +245,7 @@ def main() -> None:
     report.line(f"\n{'network':10}{'ranks':>6}{'threads':>8}{'steps':>8}{'alarms':>8}")
     alarms(args.steps, report)
     report.line(f"\nevery{'cost':>10}{'1 / every':>14}")
-    cost(args.every, report)
+    cost(args.every, report, args.turns)
 
 
 if __name__ == "__main__":

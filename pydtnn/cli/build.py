@@ -429,7 +429,7 @@ def create_callbacks(
     if config.teacher is not None:
         callbacks.append(library.Teacher(config.teacher, config.temperature, config.teacher_weight))
     if config.verify_steps is not None:
-        tool = find_tool("verification", "train: --check-equal verify_steps")
+        tool = find_tool("verification", "train: --verify-steps")
         callbacks.append(tool.Verification(config.verify_steps, config.survive and tool.leave))
     if config.plateau:
         # `plateau` counts the epochs until the reduction: one more than the patience

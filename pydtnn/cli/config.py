@@ -526,7 +526,7 @@ class _ObservationOptions:
         at_least=0,
     )
     verify_steps: int | None = option(
-        int, "steps between checks of gradients by other ranks", at_least=1, of="check_equal"
+        int, "steps after which other ranks compute gradients again, and compare them", at_least=1
     )
     tensorboard: bool = option(
         False, "write curves for TensorBoard to the folder of the run; requires tensorboardX"

@@ -1,4 +1,4 @@
-"""Rules that scale each element's step: RMSProp, Adagrad, Lion, Adam and its kin."""
+"""Rules that scale each element's step: RMSProp, Adagrad, Lion, Adam and its variants."""
 
 from __future__ import annotations
 

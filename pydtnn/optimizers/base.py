@@ -663,10 +663,10 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
                 self.step_bucket(bucket)
         if self._wholes.parameters:
             with phase(observer, "update"):
-                self._parts.mesh.collect(self._wholes.parameters)
+                self._parts.mesh.gather_whole(self._wholes.parameters)
                 for buffer in self._wholes.buffers:
                     self.step_bucket(buffer.buckets[0])
-                self._parts.mesh.distribute(self._wholes.parameters)
+                self._parts.mesh.scatter_whole(self._wholes.parameters)
 
     def skip(self) -> None:
         """Count an update without changing parameters, for a rank without samples in this step.
@@ -747,7 +747,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         if self.rounding is not None:
             self._round(bucket)
 
-    def settle(self) -> None:
+    def apply_average(self) -> None:
         """Replace the parameters by their average, if the rule has one: at the end of training.
 
         Further updates start there, with an `offset` of 0. Collective; parameters must be whole.
@@ -766,7 +766,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         changed += [bucket.values for bucket in buckets]
         before = [array.copy() for array in changed]
         try:
-            self.settle()
+            self.apply_average()
             yield
         finally:
             for array, values in zip(changed, before, strict=True):
@@ -827,7 +827,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
                     shape = self.slot_form(slot, entry)[0]
                     into[f"{slot}/{entry.name}"] = values.reshape(shape).copy()
         if self._wholes.shapes:
-            state |= self._parts.mesh.merge(wholes)
+            state |= self._parts.mesh.merge_states(wholes)
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def check_state(

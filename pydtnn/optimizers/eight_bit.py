@@ -49,14 +49,10 @@ class Adam8bit(Adam):
 
     Parameters
     ----------
-    lr : float or Schedule
-    beta1, beta2 : float
-        In [0, 1).
-    epsilon : float
     decoupled : bool
         Whether the weight decay is that of `AdamW`.
-    weight_decay, clip_norm, groups
-        See `Optimizer`.
+    lr, beta1, beta2, epsilon, weight_decay, clip_norm, groups
+        See `Adam`.
 
     References
     ----------

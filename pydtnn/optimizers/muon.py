@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.parameters import BucketEntry
 from pydtnn.optimizers.adaptive import AdamW
 from pydtnn.utils.option import option
@@ -98,20 +98,10 @@ class Muon(AdamW):
         """Return whether a parameter has the slot: matrices have no second moment."""
         return slot == "m" or self.terms_of(entry)["matrices"] is None
 
-    def update(
-        self,
-        w: Array,
-        g: Array,
-        m: Array,
-        v: Array,
-        *,
-        lr: Number,
-        decay: float,
-        step: Number,
-        matrices: tuple[int, int, int] | None = None,
-    ) -> None:
+    def update(self, w: Array, g: Array, m: Array, v: Array, **numbers: Any) -> None:
+        lr, decay, matrices = numbers["lr"], numbers["decay"], numbers.pop("matrices")
         if matrices is None:
-            super().update(w, g, m, v, lr=self.adamw_lr_factor * lr, decay=decay, step=step)
+            super().update(w, g, m, v, **{**numbers, "lr": self.adamw_lr_factor * lr})
             return
         sgd, u, (_, *shape) = self.backend.update.sgd, self.backend.xp.zeros_like(w), matrices
         sgd(u, g, m, lr=-1.0, decay=0.0, momentum=self.momentum, nesterov=self.nesterov)

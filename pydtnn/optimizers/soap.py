@@ -31,16 +31,12 @@ class SOAP(AdamW):
 
     Parameters
     ----------
-    lr : float or Schedule
-    beta1, beta2 : float
-        In [0, 1).
-    epsilon : float
     frequency : int
         Updates from one basis to the next.
     max_dimension : int
         Larger sides of a matrix have no basis.
-    weight_decay, clip_norm, groups
-        See `Optimizer`.
+    lr, beta1, beta2, epsilon, weight_decay, clip_norm, groups
+        See `AdamW`.
 
     References
     ----------

@@ -79,9 +79,9 @@ class Mesh(SuggestsNames):
                 f"{prod(self.shape.values())}"
             )
         self.comm = comm
-        order = sorted(range(comm.size), key=lambda rank: (comm.hosts[rank], rank))
-        self._place, self._in_order = order.index(comm.rank), order == [*range(comm.size)]
-        self._order = order
+        self._order = sorted(range(comm.size), key=lambda rank: (comm.hosts[rank], rank))
+        self._place = self._order.index(comm.rank)
+        self._in_order = self._order == [*range(comm.size)]
         self.position: dict[str, int] = {}
         rest = self._place
         for name in reversed(self.shape):
@@ -182,7 +182,7 @@ class Mesh(SuggestsNames):
         place = [{**self.position, **position}[axis] for axis in self.shape]
         return self._order[int(np.ravel_multi_index(place, tuple(self.shape.values())))]
 
-    def collect(self, parameters: Sequence[OwnedParameter]) -> None:
+    def gather_whole(self, parameters: Sequence[OwnedParameter]) -> None:
         """Copy the parts of parameters to the owners of the whole ones. Collective."""
         sends, receives = list[Message](), list[Message]()
         placed: list[tuple[np.ndarray, np.ndarray]] = []
@@ -200,7 +200,7 @@ class Mesh(SuggestsNames):
         for there, part in placed:
             there[...] = part.reshape(there.shape)
 
-    def distribute(self, parameters: Sequence[OwnedParameter]) -> None:
+    def scatter_whole(self, parameters: Sequence[OwnedParameter]) -> None:
         """Copy the values of whole parameters from their owners to the parts. Collective."""
         sends, receives = list[Message](), list[Message]()
         for p in parameters:
@@ -213,7 +213,7 @@ class Mesh(SuggestsNames):
                     sends.append((part, rank))
         self.comm.exchange(sends, receives, FIRST_TAG + TAGS).wait()
 
-    def merge(self, state: dict[str, Any]) -> dict[str, Any]:
+    def merge_states(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the arrays by name of all ranks with the same stage. Collective."""
         for axis in (axis for axis in self.shape if axis != PIPELINE):
             for other in self.group(axis).gather_object(state):

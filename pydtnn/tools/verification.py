@@ -112,16 +112,13 @@ class Verification(Callback):
         facts = {"CPU": cpu_model(), "kernels": (backend.isa, backend.autotuner.kind)}
         advice = "gradients of other kernels differ by rounding, so they cannot be compared"
         require_equal(trainer.comm, "Verification", facts, advice)
-        self._use(trainer, partial(VerifiedSteps, self))
+        self._trainer = trainer
+        self._trainer.use_steps(partial(VerifiedSteps, self))
 
     def close(self) -> None:
         """Do not verify steps any more."""
         if self._trainer is not None:
-            self._use(self._trainer, Eager)
-
-    def _use(self, trainer: Any, eager: Any) -> None:
-        self._trainer, trainer.eager = trainer, eager
-        vars(trainer).pop("steps", None)
+            self._trainer.use_steps(Eager)
 
 
 def leave() -> None:
@@ -177,7 +174,7 @@ class VerifiedPasses(Passes):
         return own
 
     def _judge(self, step: int) -> None:
-        """Find who was wrong, and raise AgreedError or let these ranks leave if it was twice."""
+        """Find which ranks were wrong; end training, or these ranks, if they were so twice."""
         comm, check, wrong = self.exchange.comm, self._check, {kind: set[int]() for kind in KINDS}
         for computed in self._votes:
             (right, most), *others = Counter(value for _, value, _ in computed).most_common(2)

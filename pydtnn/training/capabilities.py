@@ -227,7 +227,7 @@ FEATURES = {
         },
     ),
     "verified steps": Feature(
-        options="--check-equal verify_steps",
+        options="--verify-steps",
         excludes={
             "scheme without sums": "{1} does not sum gradients, which are compared; use AllReduce",
             "sync_batch_norm": "gradients depend on samples of other ranks; omit sync_batch_norm",

@@ -155,12 +155,7 @@ class Trainer(SuggestsNames):
         The optimizer's `binding` to this trainer.
     global_batch_size : int
         Samples of all ranks in a step of `fit`, except the last of an epoch; 0 before.
-    eager : callable
-        Creates the steps whose kernels are launched one by one: `Eager`, unless a callback has put
-        another class in its place.
     """
-
-    eager: Callable[..., Eager] = Eager
 
     def __init__(
         self,
@@ -214,6 +209,7 @@ class Trainer(SuggestsNames):
         self.accumulation = micro_batches_of(self.setup)
         checks.warn_of_probabilities(self.setup)
         self._graph = graph
+        self._eager: Callable[..., Eager] = Eager
         self._keep_gradients = check_bool("Trainer", "keep_gradients", keep_gradients)
         self._results: deque[Result] = deque()
         self._forget_own()
@@ -339,7 +335,7 @@ class Trainer(SuggestsNames):
             self.synchronise()
             make_equal(self.exchange)
             self._notify("on_fit_end")
-            self.optimizer.settle()
+            self.optimizer.apply_average()
             self._notify("finish")
         except NotFiniteError:
             self.compare_ranks()  # a difference may be the cause
@@ -498,11 +494,16 @@ class Trainer(SuggestsNames):
         self.epoch, self.step, self.history, self.totals = position
         self._forget_own()
 
+    def use_steps(self, eager: Callable[..., Eager]) -> None:
+        """Create steps by a function or class in place of `Eager`, except in CUDA graphs."""
+        self._eager = eager
+        vars(self).pop("steps", None)
+
     @cached_property
     def steps(self) -> TrainingSteps:
         """The implementation of steps, selected before the first."""
         if self.setup.model.backend.name != "cuda":
-            return self.eager(self.setup, uses_up=self._uses_up)
+            return self._eager(self.setup, uses_up=self._uses_up)
         from pydtnn.training.capture import create_steps  # only here: it imports GPU code
 
         return create_steps(self.setup, self._graph)
@@ -583,7 +584,7 @@ class Trainer(SuggestsNames):
         steps = self.steps
         if batch.total < self.global_batch_size:  # the last of an epoch
             self.drain()  # in order
-            steps = self.eager(self.setup, uses_up=self._uses_up)
+            steps = self._eager(self.setup, uses_up=self._uses_up)
         return steps(batch, epoch, seed)
 
     def _uses_up(self) -> bool:

@@ -20,9 +20,9 @@ REFERENCE = AttentionKernels(np)
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 """In norm: sums of up to 300 products, and exponentials."""
 
-SIZES = [  # samples, positions, heads, elements of a head; a block has 56 queries and 128 keys
+SIZES = [  # samples, positions, heads, elements of a head; a block has 60 queries and 128 keys
     *((1, 1, 1, 1), (3, 1, 2, 5), (0, 5, 2, 3), (2, 13, 3, 1), (2, 7, 1, 9), (3, 31, 2, 16)),
-    *((1, 56, 2, 33), (1, 57, 3, 32), (1, 128, 1, 17), (1, 129, 2, 48), (2, 197, 3, 64)),
+    *((1, 60, 2, 33), (1, 61, 3, 32), (1, 128, 1, 17), (1, 129, 2, 48), (2, 197, 3, 64)),
     (1, 300, 1, 70),
 ]
 
@@ -102,6 +102,13 @@ def given(options: dict[str, Any], size: tuple[int, int, int, int]) -> dict[str,
     if "scale" in options:
         more["scale"] = options["scale"]
     return more
+
+
+@each("wrong", [(0, 8), (-1, 3), (9, 9)])
+def test_intervals_outside_of_the_keys_are_refused(cpu_backend, rng, wrong):
+    seen = np.array([[[0, 7]] * 6 + [wrong]])
+    with pytest.raises(ValueError, match=r"attention: keys must be in 0\.\.7, got"):
+        run(cpu_backend.attention, 3, operands(rng, (2, 7, 3, 4)), seen=seen)
 
 
 @each("dtype", [np.float32, np.float64])

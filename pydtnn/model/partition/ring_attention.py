@@ -179,12 +179,12 @@ class RingAttention(Communicating, DotProductAttention):
             pending = yield Messages(sends, receives, self.cut.axis)
         return taken, Pending(None, lambda: pending and pending.wait())
 
-    def _lend(self, array: Array, pieces: list[Piece]) -> Steps:
+    def _send_pieces(self, array: Array, pieces: list[Piece]) -> Steps:
         """Send own positions of an array (N, t, D) to the ranks that compute them."""
         own = {piece: self._own(array, piece) for piece in pieces if piece[0] == self.place}
         return (yield from self._moved(own, pieces, len(array), 1))
 
-    def _give_back(self, given: dict[Piece, Array], pieces: list[Piece], n: int) -> Steps:
+    def _return_pieces(self, given: dict[Piece, Array], pieces: list[Piece], n: int) -> Steps:
         """Send results of own pieces to their ranks; the result is that of own positions."""
         taken, moving = yield from self._moved(given, pieces, n, 0)
 
@@ -212,7 +212,7 @@ class RingAttention(Communicating, DotProductAttention):
         fixed = exist is None or "bias" in options or not self.backend.has_values
         pieces = self.usual if fixed else self.balanced(exist)
         own, kv = [piece for piece in pieces if piece[1] == self.place], memory.copy()
-        queries, arriving = yield from self._lend(q, pieces)
+        queries, arriving = yield from self._send_pieces(q, pieces)
         results: list[Result | None] = [None] * len(own)
         for step in range(self.ranks):
             place, moving = (self.place - step) % self.ranks, None
@@ -232,7 +232,7 @@ class RingAttention(Communicating, DotProductAttention):
         arriving.wait()
         done = [r or self._nothing(query) for r, query in zip(results, queries, strict=True)]
         outputs = {piece: y for piece, (y, _) in zip(own, done, strict=True)}
-        y = (yield from self._give_back(outputs, pieces, len(q))).wait()
+        y = (yield from self._return_pieces(outputs, pieces, len(q))).wait()
         # Own queries and outputs are saved by the layers beside this one.
         taken = [
             (None, None, sums) if piece[0] == self.place else (query, part, sums)
@@ -265,7 +265,7 @@ class RingAttention(Communicating, DotProductAttention):
         table = None if self.positions is None else self.positions.gradient(self, options)
         if table is not None:
             table[...] = 0  # of pairs that are not multiplied
-        dys, arriving = yield from self._lend(dy, pieces)
+        dys, arriving = yield from self._send_pieces(dy, pieces)
         operands = [
             (self._own(queries, piece), self._own(y, piece), sums) if q is None else (q, of, sums)
             for piece, (q, of, sums) in zip(own, taken, strict=True)
@@ -300,7 +300,7 @@ class RingAttention(Communicating, DotProductAttention):
             if moving is not None:
                 (kv,) = moving.wait()
         arriving.wait()
-        arriving = yield from self._give_back(dict(zip(own, dqs, strict=True)), pieces, len(dy))
+        arriving = yield from self._return_pieces(dict(zip(own, dqs, strict=True)), pieces, len(dy))
         if self.positions is not None:
             self.positions.accumulate(self, table)
         gradients = [self.empty(len(dy), shape) for shape in self.input_shapes[: self.arrays]]

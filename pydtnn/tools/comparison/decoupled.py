@@ -64,7 +64,7 @@ class DecoupledDiLoCo(StreamingDiLoCo):
             raise ValueError(f"DecoupledDiLoCo: quorum must be {words}")
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
-        self.heard: list[dict[int, np.ndarray]] = [{} for _ in buckets]
+        self.reports: list[dict[int, np.ndarray]] = [{} for _ in buckets]
         self.arrived: list[Bucket] = []
         super().start(buckets)
 
@@ -96,24 +96,24 @@ class DecoupledDiLoCo(StreamingDiLoCo):
 
     def serve(self, bucket: Bucket, own: np.ndarray) -> Iterator[Request]:
         """Wait for the quorum, take the outer step, and answer all ranks, late ones later."""
-        index, heard, outer = bucket.index, self.heard[bucket.index], self.outer[bucket.index]
-        heard[0], begin, needed = own, clock.now(), self.quorum or self.comm.size
+        index, reports, outer = bucket.index, self.reports[bucket.index], self.outer[bucket.index]
+        reports[0], begin, needed = own, clock.now(), self.quorum or self.comm.size
         arrays = {rank: np.empty_like(own) for rank in range(1, self.comm.size)}
         late = {rank: self.comm.irecv(array, rank, index) for rank, array in arrays.items()}
 
         def answer(rank: int) -> Iterator[Request]:
             if rank in late:
                 yield late[rank]
-                heard[rank] = arrays[rank]
+                reports[rank] = arrays[rank]
             yield self.comm.isend(outer.copy(), rank, index)
 
         yield Completed()  # and go on when rank 0 waits
         end, wait = 0.0, 1 + self.grace  # of the window
         while late and (not end or clock.now() < end):
             for rank in [rank for rank, request in late.items() if request.test()]:
-                heard[rank], _ = arrays[rank], late.pop(rank)
-            end = (end or begin + wait * (clock.now() - begin)) if len(heard) >= needed else 0.0
-        values = np.array([heard.pop(rank) for rank in sorted(heard)])
+                reports[rank], _ = arrays[rank], late.pop(rank)
+            end = (end or begin + wait * (clock.now() - begin)) if len(reports) >= needed else 0.0
+        values = np.array([reports.pop(rank) for rank in sorted(reports)])
         mean = np.average(values[:, :-1], axis=0, weights=values[:, -1] ** 2 + 1e-30)
         self.outer_step(outer, self.velocity[index], outer - mean, 0.0)
         for rank in arrays:

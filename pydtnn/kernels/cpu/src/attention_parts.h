@@ -10,9 +10,9 @@
 #include "lanes.h"
 
 /* Queries and keys of a block: whole strips and tiles of gemm_rows, and whole panels and counters.
- * A block of scores of float stays in L1. A block some of whose weights are
- * not seen is divided into strips of STRIP rows. Rows are PITCH apart, a cache line more than KEYS, so that
- * what a tile has of each does not fall into a few sets of L1. */
+ * A block of scores of float stays in L1. Where some queries do not see all
+ * keys, it is divided into strips of STRIP rows. Rows are PITCH apart, a cache line more than KEYS,
+ * so that what a tile has of each does not fall into a few sets of L1. */
 enum { QUERIES = 60, KEYS = 128, STRIP = 12 };
 enum { PITCH = KEYS + 64 / sizeof(real) };
 

@@ -90,7 +90,17 @@ def test_the_readme_is_one_page():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
-FIGURES = ["schemes", "rare", "decoupled", "exactness", "step", "buckets", "speed", "packages"]
+FIGURES = [
+    "schemes",
+    "muon",
+    "rare",
+    "decoupled",
+    "exactness",
+    "step",
+    "buckets",
+    "speed",
+    "packages",
+]
 
 
 @needs_digits

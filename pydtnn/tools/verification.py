@@ -32,7 +32,7 @@ from pydtnn.utils.validate import check_int
 _log = logging.getLogger("pydtnn.training")
 
 KINDS = {
-    "undecided": "disagree about gradients, also in repetition; a third rank could tell whose",
+    "undecided": "computed different gradients, also in repetition; use a third rank to decide",
     "twice": "computed wrong gradients in this step, and again in repetition",
     "once": "computed wrong gradients in this step, which was repeated and is right now",
 }
@@ -49,7 +49,7 @@ class SilentError(NamedTuple):
     kind : str
         One of `KINDS`. "undecided" is without a majority of results, as on two ranks.
     ranks : tuple of int
-        Those that were wrong; if it is undecided, those that disagree.
+        Those that were wrong; if it is undecided, those that differ.
     """
 
     step: int

@@ -57,7 +57,7 @@ ROWS = [
     ("cpu.recomputation --models cnn --steps 1 --recompute 2", "cnn 2", 4),
     ("cpu.freezing --models mlp --steps 2 --train fc3", "mlp", 5),
     ("cpu.check_equal --models mlp --steps 4", "mlp", 2),
-    ("cpu.silent_errors --flips 2 --steps 2 --every 1 --turns 1", "    1 ", 2),
+    ("cpu.silent_errors --flips 2 --steps 2 --every 1 --turns 1", "images 2 1", 1),
     ("cpu.analytic --platform laptop --models cnn --steps 1", "cnn 64", 1),
     ("cpu.tracing --models mlp --turns 1 --seconds 0.1", "mlp", 4),
     ("cpu.overhead --models mlp --steps 3 --layers", "Linear.backward", 1),

@@ -78,7 +78,7 @@ def test_a_bit_that_flips_once_is_found_and_its_step_repeated(ranks, kind, call)
 @each(
     ("ranks", "words"),
     [
-        (2, "ranks 0, 1 disagree about gradients, also in .* a third rank"),
+        (2, "ranks 0, 1 computed different gradients, also in .* a third rank"),
         (3, "rank 2 computed wrong gradients in this step, and again"),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.common.report import WITH_TORCH
 from pydtnn.kernels import Backend, ConvGeometry
+from pydtnn.layers.masks import documents, first_positions, positions_seen
 
 if WITH_TORCH:
     import torch
@@ -112,11 +114,21 @@ PRODUCTS = {  # name: (samples or positions, inputs, outputs)
 }
 
 
-ATTENTIONS = {  # name: (batch, positions, heads, elements of a head)
-    "vit_tiny": (16, 197, 3, 64),
-    "vit_tiny cifar10": (64, 65, 3, 64),
-    "vit_b16": (2, 197, 12, 64),
-    "1024 positions": (2, 1024, 4, 64),
+MASKS: dict[str, Callable[[int], np.ndarray]] = {
+    "all": lambda length: positions_seen(length, length, False, None),
+    "padded": lambda length: first_positions(np, np.array([length // 2]), length, True),
+    "documents": lambda length: documents(np.arange(length)[None] // (length // 4) + 1),
+    "causal": lambda length: positions_seen(length, length, True, None),
+    "window": lambda length: positions_seen(length, length, True, length // 8),
+}
+"""Keys that queries see, by length: all, half, those of four documents, earlier ones, a window."""
+
+ATTENTIONS = {  # name: (batch, positions, heads, elements of a head, mask)
+    "vit_tiny": (16, 197, 3, 64, None),
+    "vit_tiny cifar10": (64, 65, 3, 64, None),
+    "vit_b16": (2, 197, 12, 64, None),
+    "1024 positions": (2, 1024, 4, 64, None),
+    **{f"{mask} of {t}": (2048 // t, t, 8, 64, mask) for t in (256, 512, 1024) for mask in MASKS},
 }
 
 
@@ -231,18 +243,26 @@ def attentions(backend: Backend, dtype: str, only: str) -> Iterator[Case]:
 
 
 def attention(
-    backend: Backend, name: str, n: int, length: int, heads: int, width: int, dtype: str
+    backend: Backend,
+    name: str,
+    n: int,
+    length: int,
+    heads: int,
+    width: int,
+    mask: str | None,
+    dtype: str,
 ) -> Iterator[Case]:
-    """Both directions; the operations of backward are those of its definition."""
+    """Both directions; the operations are those of its definition, without a mask."""
     kernels, features = backend.attention, heads * width
     qkv, dy = (random(n, length, k * features, dtype=dtype) for k in (3, 1))
     y, dqkv, log_sums = np.empty_like(dy), np.empty_like(qkv), np.empty((n, heads, length), dtype)
-    kernels.forward(qkv, heads, out=y, log_sums=log_sums)
-    theirs = torch_attention(qkv, dy, heads) if WITH_TORCH else {}
+    seen = None if mask is None else np.broadcast_to(MASKS[mask](length), (n, length, 2)).copy()
+    kernels.forward(qkv, heads, out=y, log_sums=log_sums, seen=seen)
+    theirs = torch_attention(qkv, dy, heads, seen) if WITH_TORCH else {}
     product = 2 * n * heads * length * length * width
     ours: dict[str, Call] = {
-        "forward": lambda: kernels.forward(qkv, heads, out=y, log_sums=log_sums),
-        "backward": lambda: kernels.backward(dy, qkv, y, log_sums, heads, out=dqkv),
+        "forward": lambda: kernels.forward(qkv, heads, out=y, log_sums=log_sums, seen=seen),
+        "backward": lambda: kernels.backward(dy, qkv, y, log_sums, heads, out=dqkv, seen=seen),
     }
     operands = {"forward": (qkv, y), "backward": (dy, qkv, y, dqkv)}
     for (direction, call), count in zip(ours.items(), (2, 4), strict=True):
@@ -250,13 +270,19 @@ def attention(
         yield Case(name, direction, count * product, calls, theirs.get(direction), arrays)
 
 
-def torch_attention(qkv: np.ndarray, dy: np.ndarray, heads: int) -> dict[str, Call]:
+def torch_attention(
+    qkv: np.ndarray, dy: np.ndarray, heads: int, seen: np.ndarray | None
+) -> dict[str, Call]:
     """The same of PyTorch, on the same memory, but for the gradients of its views of qkv."""
     n, length, features = dy.shape
     parts = torch.from_numpy(qkv).view(n, length, 3, heads, features // heads)
     q, k, v = (part.requires_grad_() for part in parts.permute(2, 0, 3, 1, 4).unbind(0))
     gradient = torch.from_numpy(dy).view(n, length, heads, -1).transpose(1, 2)
-    attend = torch.nn.functional.scaled_dot_product_attention
+    mask = None
+    if seen is not None:
+        at = np.arange(length)
+        mask = torch.from_numpy((seen[:1, :, :1] <= at) & (at < seen[:1, :, 1:]))
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=mask)
     y = attend(q, k, v)
 
     def forward() -> object:

@@ -80,7 +80,7 @@ def test_a_benchmark_prints_what_it_has_measured(command, start, numbers, tmp_pa
     ("options", "layer", "directions"),
     [
         ("conv fused --only 5x5 --sizes warm", ["5x5"], ("forward", "data", "filter")),
-        ("attention --only cifar10", ["vit_tiny", "cifar10"], ("forward", "backward")),
+        ("attention --only window", ["window", "of", "512"], ("forward", "backward")),
     ],
 )
 def test_kernels_prints_every_direction_warm_and_cold(options, layer, directions):

@@ -441,7 +441,7 @@ class Model(NotCallable, StoresArguments, Predictor):
         run = self.backward_shards
         options: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
         if self.pipeline is not None:
-            if len(self.pipeline.copies) > 1:
+            if len(self.pipeline.owners.paths) > 1:
                 raise ValueError(
                     "Model.backward: two ranks of the pipeline have the same stages, whose "
                     "gradients a Trainer adds up; use one, or a schedule such as 1f1b"
@@ -744,7 +744,8 @@ class Model(NotCallable, StoresArguments, Predictor):
         others = None if self.pipeline is None else self.pipeline.shapes
         return FullArrays(self.mesh, self.parameters.values(), self.statistics.statistics, others)
 
-    def _own_state(self) -> dict[str, np.ndarray]:
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return what `state` does of this rank's parts alone."""
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
         return values | self.statistics.state()
 
@@ -754,7 +755,7 @@ class Model(NotCallable, StoresArguments, Predictor):
         On a mesh they are those of the whole network, and the call is collective: all ranks call
         it.
         """
-        return self.whole.gather(self._own_state())
+        return self.whole.gather(self.own_state())
 
     def pieces(self) -> list[Piece]:
         """Return this rank's elements of parameters and running statistics, as views."""
@@ -780,13 +781,13 @@ class Model(NotCallable, StoresArguments, Predictor):
         report = whole.compare(state)
         report.check(strict=strict)
         given = {name: state[name] for name in report.loaded}
-        own = self._own_state() | whole.take(given)
+        own = self.own_state() | whole.take(given)
         for name, p in self.parameters.items():
             p.master[...] = self.backend.asarray(own[name], p.buffer.dtype)
         self.statistics.load(own)
         self.refresh()
         self.given = given if whole.distributed else {}
-        self.loaded = checksum((self.given or self._own_state()).values())
+        self.loaded = checksum((self.given or self.own_state()).values())
         return report
 
     def replaced(self) -> None:

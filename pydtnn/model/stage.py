@@ -222,7 +222,7 @@ class Pipeline:
 
         Collective: all ranks call it, with the same samples. Parameters and the result are those of
         `Model.forward`, with saved values for each stage. In inference the samples are divided, so
-        that stages compute at the same time. Of stages that two ranks have, one computes all.
+        that stages compute at the same time. Of stages that several ranks have, one computes all.
         """
         xs = _parts(x)
         check_inputs("Model", xs, model.input_shapes)
@@ -240,11 +240,12 @@ class Pipeline:
         def receive(i: int, m: int, rows: slice) -> Transfer:
             return self.receive(self.stages[i], 1, rows.stop - rows.start, m)
 
-        awaited = receive(*passes[0])
+        awaited = [receive(*one) for one in passes[:1]]
         for number, (i, m, rows) in enumerate(passes):
-            inputs = inputs_of(self.stages[i], tuple(part[rows] for part in xs), awaited.wait())
-            if number + 1 < len(passes):
-                awaited = receive(*passes[number + 1])
+            received = awaited.pop().wait()
+            inputs = inputs_of(self.stages[i], tuple(part[rows] for part in xs), received)
+            del received
+            awaited += [receive(*one) for one in passes[number + 1 : number + 2]]
             ids = None if context.samples is None else context.samples[rows]
             own = replace(context, samples=ids)
             ((y, saved),) = model.forward_shards(

@@ -100,17 +100,17 @@ def create_parts(mesh: Mesh | None, copies: int = 1) -> PartSums:
     ----------
     mesh : Mesh or None
     copies : int
-        Ranks along "pipeline" that have the same parameters.
+        Ranks along "pipeline" that have the same parameters as this one.
     """
     if mesh is None:
         return PartSums()
     own = mesh
 
     def add(value: Number, axes: tuple[str, ...]) -> Number:
-        array = np.array([float(value)])
+        array = np.array([float(value) / (copies if PIPELINE in axes else 1)])
         for axis in axes:
             own.group(axis).allreduce(array)
-        return float(array[0]) / (copies if PIPELINE in axes else 1)
+        return float(array[0])
 
     def same(value: Number, axes: tuple[str, ...]) -> Number:
         array = np.array([float(value)])
@@ -123,11 +123,11 @@ def create_parts(mesh: Mesh | None, copies: int = 1) -> PartSums:
 
 
 def group_of_copies(model: Model, mesh: Mesh | None) -> Communicator | None:
-    """Return the group of the ranks with this rank's stages of a pipeline, if there are others.
+    """Return the group of the ranks with this rank's stages, if a pipeline has such groups.
 
     Collective at the first call: all ranks call it.
     """
-    if mesh is None or model.pipeline is None or len(model.pipeline.copies) == 1:
+    if mesh is None or model.pipeline is None or len(model.pipeline.owners.paths) == 1:
         return None
     return mesh.subgroup(PIPELINE, model.pipeline.copies)
 

@@ -313,6 +313,24 @@ def test_steps_in_two_directions_equal_those_with_accumulation(net, schedule, ra
     assert_equal(results, whole(net, data, rule=momentum))
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("net", "grid", "rule"),
+    [
+        (concat_net, "2x2-3", momentum),
+        (vgg_net, "3x2-1", clipped),
+        (vgg_net, "2x4-5", grouped),
+        (concat_net, "3x2-1-2", momentum),
+    ],
+)
+def test_steps_without_lost_ranks_equal_those_with_all(net, grid, rule):
+    """The last step of an epoch has fewer micro-batches than ranks."""
+    pipelines, stages = map(int, grid.partition("-")[0].split("x"))
+    ranks, number = pipelines * stages - grid.count("-"), 4 * pipelines
+    results = in_stages(ranks, net, f"recycle:{grid}", rule=rule, micro_batches=number)
+    assert_equal(results, whole(net, accumulation=number, rule=rule))
+
+
 @each("scheme", [ShardedOptimizer, ShardedGradients, ShardedParameters])
 def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme):
     results = in_stages(2, concat_net, "chimera", axes={"data": 2}, scheme=scheme)

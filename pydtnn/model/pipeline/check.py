@@ -122,7 +122,8 @@ class Timetable:
     @cached_property
     def ends(self) -> tuple[float, ...]:
         """For each rank, the time at which its last action ends."""
-        return tuple(self.of(rank)[-1].end for rank in range(self.ranks))
+        own = (self.of(rank) for rank in range(self.ranks))
+        return tuple(events[-1].end if events else 0.0 for events in own)
 
     @cached_property
     def waiting(self) -> float:
@@ -133,7 +134,7 @@ class Timetable:
         own = [self.of(rank) for rank in range(self.ranks)]
         return max(
             events[-1].end - events[0].begin - sum(e.end - e.begin for e in events)
-            for events in own
+            for events in filter(None, own)
         )
 
     @cached_property
@@ -183,10 +184,10 @@ def check(
 ) -> Timetable:
     """Prove that a schedule computes a step, for one number of ranks and micro-batches.
 
-    Every stage is on one rank, or on one for even and one for odd micro-batches. It computes each
-    micro-batch once forward and, after that, once backward, in one piece or first the gradients of
-    inputs and then those of parameters; and there is no deadlock: every action's message is sent by
-    an action that can be carried out before.
+    Every stage is on one rank, or on several for different micro-batches. It computes each of these
+    once forward and, after that, once backward, in one piece or first the gradients of inputs and
+    then those of parameters; and there is no deadlock: every action's message is sent by an action
+    that can be carried out before.
 
     Parameters
     ----------

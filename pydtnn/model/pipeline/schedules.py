@@ -12,9 +12,11 @@ for which the stage before waits, and later those of parameters, for which no st
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from heapq import heappop, heappush
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -277,6 +279,83 @@ def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     return [action for action in actions if action.micro_batch < micro_batches]
 
 
+def recycle(rank: int, ranks: int, micro_batches: int, grid: str = "") -> list[Action]:
+    """Several pipelines without ranks that have failed, whose micro-batches their peers compute.
+
+    Micro-batch m is one of pipeline ``m % pipelines``. Where that has lost a stage, the ranks with
+    the same stage in the other pipelines take turns. Backward is in two halves, so that the second
+    ones, for which no stage waits, are computed where a rank would wait. Every rank keeps at most
+    as many micro-batches as there are stages, as the first one does with 1F1B.
+
+    Parameters
+    ----------
+    rank, ranks, micro_batches
+        The ranks that remain, in their order, and the micro-batches of all pipelines together.
+    grid : str
+        Pipelines, stages and lost ranks: "2x4-5" is two pipelines of four stages without rank 5,
+        the second stage of the second one. By default one pipeline that is complete.
+
+    References
+    ----------
+    Gandhi et al., "ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation", SOSP 2024,
+    sections 3.1 and 3.2: adaptive pipelining and decoupled backward, here with a list schedule
+    instead of an integer program, and without the staggered optimizer.
+
+    >>> [str(action) for action in recycle(0, 3, 2, "2x2-2")[:3]]
+    ['forward 0', 'forward 1', 'backward_inputs 0']
+    """
+    return [*_recycled(grid or f"1x{ranks}", ranks, micro_batches)[rank]]
+
+
+@lru_cache(64)
+def _recycled(grid: str, ranks: int, micro_batches: int) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions of all ranks: in slots of equal length each takes the most urgent one."""
+    paths = [*_paths_without(grid, ranks, micro_batches)]
+    urgent = ("backward_inputs", "forward", "backward_parameters")
+    ready: list[dict[str, list[int]]] = [{kind: [] for kind in urgent} for _ in range(ranks)]
+    stage_of = {rank: stage for path in paths for stage, rank in enumerate(path)}
+    kept, plan = [0] * ranks, [list[Action]() for _ in range(ranks)]
+    arrived = [(path[0], "forward", m) for m, path in enumerate(paths)]
+    while arrived or any(map(any, (own.values() for own in ready))):
+        for rank, kind, m in arrived:
+            heappush(ready[rank][kind], m)
+        arrived = []
+        for rank, own in enumerate(ready):
+            full = kept[rank] == len(paths[0])
+            kind = next((k for k in urgent if own[k] and not (full and k == "forward")), "")
+            if not kind:
+                continue
+            m, stage = heappop(own[kind]), stage_of[rank]
+            plan[rank].append(Action(kind, m, stage))
+            kept[rank] += (kind == "forward") - (kind == "backward_parameters")
+            to, path = stage + KINDS[kind], paths[m]
+            if kind != "backward_parameters" and 0 <= to < len(path):
+                arrived.append((path[to], kind, m))
+            if kind == "backward_inputs" or to == len(path):
+                arrived.append((rank, urgent[(kind == "backward_inputs") * 2], m))
+    return tuple(map(tuple, plan))
+
+
+def _paths_without(grid: str, ranks: int, micro_batches: int) -> Iterable[tuple[int, ...]]:
+    """Yield the rank of each stage for each micro-batch."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)((?:-\d+)*)", grid)
+    pipelines, stages = map(int, found.groups()[:2]) if found else (0, 0)
+    lost = {*map(int, found[3].split("-")[1:])} if found else set()
+    remaining = [place for place in range(pipelines * stages) if place not in lost]
+    peers = [[place for place in remaining if place % stages == s] for s in range(stages)]
+    if len(remaining) != ranks or not all(peers):
+        raise PipelineError(
+            f"recycle: expected pipelines, stages and lost ranks such as 2x4-5, of which {ranks} "
+            f"ranks remain, at least one of each stage, got {grid}; use others"
+        )
+    for m in range(micro_batches):
+        turn, number = divmod(m, pipelines)
+        own = (
+            (number * stages + s, peers[s][(turn + number) % len(peers[s])]) for s in range(stages)
+        )
+        yield tuple(remaining.index(peer if place in lost else place) for place, peer in own)
+
+
 def _check_halves(who: str, ranks: int) -> None:
     """Raise PipelineError if ranks have no halves that mirror each other."""
     if ranks % 2:
@@ -338,6 +417,7 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "zb_v": zb_v,
     "chimera": chimera,
     "dualpipe": dualpipe,
+    "recycle": recycle,
 }
 """Schedules by their names on the command line."""
 
@@ -352,25 +432,32 @@ SCHEDULE: Registry[Any] = Registry(
 def find(schedule: str | Schedule) -> Schedule:
     """Return the schedule of a name or of ``path/to/file.py:function``; a function unchanged.
 
-    A number after the name, as in "interleaved:3", is that of the stages per rank.
+    A number after the name, as in "interleaved:3", is that of the stages per rank; "recycle:2x4-5"
+    is for two pipelines of four stages without rank 5.
 
     Raises
     ------
     TypeError, ValueError
         If there is none of that name, or it is not a function.
     """
-    name, _, chunks = schedule.rpartition(":") if isinstance(schedule, str) else ("", "", "")
-    if not (name and chunks.isdigit()):
+    name, _, value = schedule.rpartition(":") if isinstance(schedule, str) else ("", "", "")
+    if not (name and re.fullmatch(r"\d[\dx-]*", value)):
         found: Schedule = SCHEDULE.find(schedule).target
         return found
     several: Any = SCHEDULE.find(name).target
-    if "chunks" not in inspect.signature(several).parameters:
+    option, what = "chunks", "the number of stages per rank"
+    given: Any = int(value) if value.isdigit() else value
+    if given == value:
+        option, what = "grid", "pipelines, stages and lost ranks"
+    else:
+        check_int("pipeline schedule", option, given, at_least=1)
+    if option not in inspect.signature(several).parameters:
+        other = "interleaved" if option == "chunks" else "recycle"
         raise ValueError(
-            f"pipeline schedule {schedule}: expected a schedule with a parameter chunks before the "
-            f"number of stages per rank, got {name}; use interleaved:{chunks}"
+            f"pipeline schedule {schedule}: expected a schedule with a parameter {option} before "
+            f"{what}, got {name}; use {other}:{value}"
         )
-    number = check_int("pipeline schedule", "chunks", int(chunks), at_least=1)
-    return partial(several, chunks=number)
+    return partial(several, **{option: given})
 
 
 def actions_of(
@@ -409,8 +496,8 @@ class Owners(NamedTuple):
     Attributes
     ----------
     paths : tuple of tuple of int
-        The rank of each stage; of two paths, the first is that of even micro-batches, and the
-        second that of odd ones.
+        The rank of each stage; of several paths, micro-batches take one after the other: of two,
+        the first is that of even ones.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -441,40 +528,71 @@ def owners_of(plan: Sequence[Sequence[Action]]) -> Owners:
     ------
     PipelineError
         If a stage is on no rank, or on two that compute the same micro-batches or differ in their
-        other stages; or a rank has none.
+        other stages.
     """
-    found: tuple[dict[int, int], dict[int, int]] = {}, {}  # of even and of odd micro-batches
+    found: defaultdict[int, dict[int, int]] = defaultdict(dict)  # of each micro-batch
     for rank, actions in enumerate(plan):
-        places = {(a.stage, a.micro_batch % 2) for a in actions} or {(rank, 0)}
-        for stage, odd in sorted(places):
-            other = found[odd].setdefault(stage, rank)
+        for stage, m in sorted({(a.stage, a.micro_batch) for a in actions}):
+            other = found[m].setdefault(stage, rank)
             if other != rank:
                 raise PipelineError(
                     f"stage {stage} is on rank {other} and on rank {rank}; keep the actions of one"
                 )
-    known = {**found[1], **found[0]}
+    known = {stage: rank for own in found.values() for stage, rank in own.items()} or {0: 0}
     if lacking := [stage for stage in range(len(known)) if stage not in known]:
         raise PipelineError(
             f"no rank has stage {lacking[0]}, but one has {max(known)}; number stages from 0"
         )
-    even, odd_ones = (tuple(own.get(s, known[s]) for s in range(len(known))) for own in found)
-    owners = Owners((even,) if even == odd_ones else (even, odd_ones))
-    for stage, (rank, other) in enumerate(zip(even, odd_ones, strict=True)):
-        if rank != other and owners.stages_of(rank) != owners.stages_of(other):
-            raise PipelineError(
-                f"stage {stage} is on rank {rank} and on rank {other}, whose other stages differ; "
-                "give both the same stages"
-            )
+    each = [found[m] for m in range(1 + max(found, default=0))]
+    paths = [tuple(own.get(s, known[s]) for s in range(len(known))) for own in each]
+    same = [0]  # as many paths before each one, itself included, are those of the beginning
+    for path in paths[1:]:
+        before = same[-1]
+        while before and path != paths[before]:
+            before = same[before - 1]
+        same.append(before + (path == paths[before]))
+    owners = Owners(tuple(paths[: len(paths) - same[-1]]))
+    for stage, ranks in enumerate(zip(*owners.paths, strict=True)):
+        for other in ranks:
+            if owners.stages_of(ranks[0]) != owners.stages_of(other):
+                raise PipelineError(
+                    f"stage {stage} is on rank {ranks[0]} and on rank {other}, whose other stages "
+                    "differ; give both the same stages"
+                )
     return owners
 
 
+MOST = 1 << 10
+"""Micro-batches after which the ranks of stages must repeat."""
+
+
 def placement(schedule: str | Schedule, ranks: int) -> Owners:
-    """Return the ranks of the stages of a schedule, from its actions for two micro-batches.
+    """Return the ranks of the stages of a schedule, from its actions for a few micro-batches.
+
+    These are as many as show that the ranks repeat, so that they are known for any number.
+
+    Raises
+    ------
+    PipelineError
+        If they do not, or a rank has no stage.
 
     >>> placement("interleaved:2", 3).paths, placement("chimera", 2).paths
     (((0, 1, 2, 0, 1, 2),), ((0, 1), (1, 0)))
+    >>> placement("recycle:2x2-2", 3).paths
+    ((0, 1), (0, 2))
     """
-    return owners_of([actions_of(schedule, rank, ranks, 2) for rank in range(ranks)])
+    micro_batches = 2
+    while micro_batches <= MOST:
+        plan = [actions_of(schedule, rank, ranks, micro_batches) for rank in range(ranks)]
+        owners = owners_of(plan)
+        used = {rank for path in owners.paths for rank in path}
+        if 2 * len(owners.paths) <= micro_batches and len(used) == ranks:
+            return owners
+        micro_batches *= 2
+    raise PipelineError(
+        f"the ranks of stages do not repeat within {MOST} micro-batches, or one of {ranks} ranks "
+        "has no stage; let the rank depend on the remainder of the micro-batch by a small number"
+    )
 
 
 def is_possible(schedule: str | Schedule, ranks: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from pydtnn.model.pipeline import (
     check,
     find,
     forward,
+    placement,
 )
 from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.tools.schedules.pipeline_picture import text
@@ -120,6 +123,68 @@ def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_
         assert done.duration == 3 * micro_batches + ranks // 2 - 1
         assert done.in_flight == ((ranks + 1) / 2,) * ranks
         assert done.has_halves
+
+
+FEW = ["2x2-3", "3x2-1-2", "4x3-5-10", "3x1-0-1", "4x1-0"]
+
+MANY = [
+    *(f"{d}x{s}-{p}" for d in (2, 3, 4) for s in (1, 2, 4) for p in range(d * s)),
+    *("3x2", "4x4-5-10", "4x4-1-5-9", "4x4-0-1-2-3", "8x4-5", "8x3-0-4-8"),
+]
+
+
+@pytest.mark.parametrize("grids", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+def test_peers_compute_the_micro_batches_of_lost_ranks_within_the_memory_of_1f1b(grids):
+    for grid in grids:
+        pipelines, stages, *lost = map(int, re.findall(r"\d+", grid))
+        ranks = pipelines * stages - len(lost)
+        paths = placement(f"recycle:{grid}", ranks).paths
+        for number in (3 * pipelines, 3 * pipelines - 1, 1):
+            done = check(f"recycle:{grid}", ranks, number)  # every pass once, without a deadlock
+            own = [tuple(done.owners.of(s, m) for s in range(stages)) for m in range(number)]
+            assert own == [paths[m % len(paths)] for m in range(number)]
+            assert max(done.in_flight) <= stages
+            busiest = max(len(done.of(rank)) for rank in range(done.ranks))
+            assert busiest <= done.duration <= busiest + 6 * stages
+        remaining = [place for place in range(pipelines * stages) if place not in lost]
+        for stage, used in enumerate(
+            zip(*paths, strict=True)
+        ):  # peers share the work of lost ranks
+            counts = Counter(used)
+            assert {*counts} == {n for n, p in enumerate(remaining) if p % stages == stage}
+            assert max(counts.values()) - min(counts.values()) <= len(paths) // pipelines
+
+
+def test_grids_without_a_rank_of_each_stage_are_refused():
+    for wrong, ranks in (("2x2-1-3", 2), ("2x2", 3), ("2x3-1", 3), ("1x2-2", 3)):
+        with pytest.raises(PipelineError, match="recycle: expected pipelines, stages and lost"):
+            check(f"recycle:{wrong}", ranks, 4)
+    with pytest.raises(ValueError, match="1f1b:2x2: expected a schedule with a parameter grid"):
+        find("1f1b:2x2")
+
+
+@each(("pipelines", "each", "times"), [(2, 4, (15, 25)), (4, 4, (21, 21)), (8, 4, (21, 19))])
+def test_the_more_pipelines_the_less_a_lost_rank_costs(pipelines, each, times):
+    """Steps of 1F1B with all ranks and of those that remain; the table of docs/survival.md."""
+    stages = 2 if pipelines == 2 else 4
+    lost = f"recycle:{pipelines}x{stages}-{stages + 1}"
+    done = check(lost, pipelines * stages - 1, pipelines * each)
+    assert (check("1f1b", stages, each).duration, done.duration) == times
+
+
+def halves_of_a_step(rank: int, ranks: int, micro_batches: int) -> Any:
+    return [
+        *map(forward, range(micro_batches * rank // ranks, micro_batches * (rank + 1) // ranks))
+    ]
+
+
+def test_ranks_of_stages_must_repeat_and_each_have_one():
+    with pytest.raises(PipelineError, match="the ranks of stages do not repeat within 1024"):
+        placement(lambda *step: [a._replace(stage=0) for a in halves_of_a_step(*step)], 2)
+    with pytest.raises(PipelineError, match="or one of 2 ranks has no stage; let"):
+        placement(
+            lambda rank, ranks, number: [] if rank else [forward(m) for m in range(number)], 2
+        )
 
 
 @each("schedule", ["gpipe", "1f1b", "zb_h1"])

@@ -296,8 +296,9 @@ def create_job(
     )
     if (config.save and not config.saves_weights) or config.mlflow or config.wandb:
         model.inputs = trainer.objective.describe(train)  # also if it is only evaluated
-    if survival is not None and (why := why_not("survival", trainer.setup)):
-        raise ValueError(f"train: --survive: {why}")
+    for feature in () if survival is None else survival.features:
+        if why := why_not(feature, trainer.setup):
+            raise ValueError(f"train: --survive: {why}")
     loaded = load_initial_weights(config, model, train)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)

@@ -615,6 +615,13 @@ class _CommunicationOptions:
         metavar="INTERVAL",
         of="survive",
     )
+    survive_stages: str = option(
+        "recut",
+        "where a mesh of data and pipeline loses a rank: recut the network for those that remain, "
+        "or recycle: ranks with the same stage compute its micro-batches",
+        among=("recut", "recycle"),
+        of="survive",
+    )
     straggler_factor: float = option(
         1.5, "name ranks that compute this many times as long as others; 0 for none", at_least=0
     )
@@ -663,7 +670,8 @@ class _CommunicationOptions:
     pipeline_schedule: str = option(
         "1f1b",
         "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
-        "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
+        "dualpipe, recycle:2x4-5 (2 pipelines of 4 stages without rank 5), "
+        "path/to/file.py:function, or auto, the fastest by the performance model",
         of="parallel.schedule",
         needs="--parallel pipeline=2 or --parallel auto --parallel schedule=auto",
     )

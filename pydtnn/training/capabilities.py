@@ -86,6 +86,11 @@ def _scheme(setup: Setup) -> str:
     return type(setup.exchange).__name__
 
 
+def _shares_stages(setup: Setup) -> bool:
+    pipeline = setup.model.pipeline
+    return pipeline is not None and len(pipeline.owners.paths) > 1
+
+
 def _keeps_gradients(setup: Setup) -> str:
     parts = (setup.exchange, setup.exchange.sums)
     keep = (part for part in parts if getattr(part, "keeps_gradients", False))
@@ -140,7 +145,7 @@ FEATURES = {
         },
     ),
     "stages of two ranks": Feature(
-        lambda setup: setup.model.pipeline and len(setup.model.pipeline.copies) > 1,
+        _shares_stages,
         excludes={
             "sums that are not plain": "stages that two ranks of a pipeline have require sums of "
             "gradients that are neither exact nor compressed, as those of allreduce and sharded, "
@@ -241,6 +246,16 @@ FEATURES = {
         excludes={
             "residuals of parts": "residuals of compression are not kept for networks "
             "that are cut; omit --compress"
+        },
+    ),
+    "recycling": Feature(
+        options="--survive stages=recycle",
+        excludes={
+            "exact training": "exact sums of gradients have a fixed order, which ranks that take "
+            "over micro-batches change; use stages=recut",
+            "sums that are not plain": "ranks that take over micro-batches sum gradients that are "
+            "neither exact nor compressed, as those of allreduce and sharded, got {1}; use one, or "
+            "stages=recut",
         },
     ),
     "CUDA graph": Feature(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pydtnn.callbacks import Callback
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, flags, read_axes
+from pydtnn.cli.run_directory import OF_THE_MESH
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_remaining
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.model.pipeline import is_possible
+from pydtnn.model.pipeline import is_possible, placement
 from pydtnn.parallel.mesh import fewer, without_shard
 from pydtnn.tools.survival.recovery import RecoveryState, Saved, restore
+from pydtnn.training.batch_checks import DEFAULT_PER_RANK
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.trainer import Trainer
@@ -27,11 +33,11 @@ from pydtnn.utils.observer import phase
 from pydtnn.utils.units import parse_quantity
 
 
-def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
-    """Return the configuration with a mesh of this number of ranks."""
+def recut(config: TrainConfig, started: TrainConfig, members: Sequence[int]) -> TrainConfig:
+    """Return the configuration with a mesh of the ranks that remain, for any network."""
     if not config.parallel or config.parallel == AUTO_PARALLEL:
         return config
-    axes = fewer(read_axes(config.parallel), ranks)
+    axes = fewer(read_axes(config.parallel), len(members))
     usual, without = flags(TrainConfig), []
     if PIPELINE not in axes:
         without += ["micro_batches", "pipeline_schedule"]
@@ -42,6 +48,54 @@ def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
     text = ",".join(f"{axis}={n}" for axis, n in axes.items())
     changed: dict[str, Any] = {name: usual[name].default for name in without}
     return replace(config, parallel=text, **changed)
+
+
+def recycle(config: TrainConfig, started: TrainConfig, members: Sequence[int]) -> TrainConfig:
+    """Return the configuration with a schedule in which the peers of lost ranks compute more.
+
+    Where all ranks of a stage are lost, the network is cut anew.
+
+    Parameters
+    ----------
+    config, started : TrainConfig
+        Of the attempt before, and with which the run began.
+    members : sequence of int
+        The ranks that remain, by their first numbers.
+
+    Raises
+    ------
+    ValueError
+        If ranks have no peers with the same stage.
+    """
+    config = replace(config, **{name: getattr(started, name) for name in OF_THE_MESH})
+    axes = {} if config.parallel == AUTO_PARALLEL else read_axes(config.parallel)
+    stages = axes.get(PIPELINE, 1)
+    alone = config.pipeline_schedule != AUTO_PARALLEL and (
+        placement(config.pipeline_schedule, stages).paths == (tuple(range(stages)),)
+    )
+    if axes.keys() != {"data", PIPELINE} or min(axes.values()) < 2 or not alone:
+        raise ValueError(
+            "train: --survive stages=recycle requires at least 2 ranks along data and pipeline, no "
+            "other axis, and a schedule with one stage per rank, such as --parallel "
+            f"data=2,pipeline=2, got {config.parallel} and {config.pipeline_schedule}; use "
+            "stages=recut"
+        )
+    grid = np.arange(prod(axes.values())).reshape(*axes.values())
+    places = (grid if [*axes][-1] == PIPELINE else grid.T).reshape(-1).tolist()
+    lost = (str(place) for place, rank in enumerate(places) if rank not in members)
+    schedule = "-".join([f"recycle:{axes['data']}x{stages}", *lost])
+    if not is_possible(schedule, len(members)):
+        return recut(config, started, members)
+    return replace(
+        config,
+        parallel=f"{PIPELINE}={len(members)}",
+        pipeline_schedule=schedule,
+        micro_batches=axes["data"] * (config.micro_batches or DEFAULT_PER_RANK * stages),
+    )
+
+
+WAYS = {"recut": recut, "recycle": recycle}
+"""What is done with the stages of lost ranks, by the names on the command line."""
 
 
 @dataclass
@@ -127,16 +181,24 @@ class Survival(Callback):
     def __post_init__(self) -> None:
         interval = parse_interval("train: --survive buddy_interval", self.config.buddy_interval)
         self.memory = RecoveryState(
-            interval, parse_quantity("train: --checkpoint-every mtbf", self.config.mtbf, "s")
+            interval,
+            parse_quantity("train: --checkpoint-every mtbf", self.config.mtbf, "s"),
+            peers=self.config.survive_stages == "recycle",
         )
-        self._parallel = self.config.parallel
+        self._started = self.config
 
     @property
     def parts(self) -> int:
         """Parts in which the samples of a step were divided when the run began."""
-        if not self._parallel or self._parallel == AUTO_PARALLEL:
+        parallel = self._started.parallel
+        if not parallel or parallel == AUTO_PARALLEL:
             return self.launched
-        return without_shard(read_axes(self._parallel))[0]["data"]
+        return without_shard(read_axes(parallel))[0]["data"]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of what the run has in the table of `pydtnn.training.capabilities`."""
+        return ("survival", "recycling")[: 1 + (self.config.survive_stages == "recycle")]
 
     def recover(self, comm: Communicator) -> Communicator:
         """Return the group of the ranks that remain, which then have the same state.
@@ -190,8 +252,10 @@ class Survival(Callback):
                 "and use mpirun --with-ft ulfm, or restart from checkpoints with "
                 "pydtnn launch --restarts 3 -- mpirun ..."
             )
+        change = WAYS[self.config.survive_stages]
+        changed = change(self.config, self._started, tuple(comm.members))  # checks, too
         if comm.size < self.launched:
-            self.config = _on_fewer_ranks(self.config, comm.size)
+            self.config = changed
         return self.config
 
     def recovers(self, trainer: Trainer) -> bool:

@@ -10,12 +10,15 @@ the step or epoch are called by the trainer that continues (`Trainer.pending`).
 Otherwise (networks that are cut, sharded optimizers, residuals, ranks that train independently)
 every rank keeps a snapshot, at an interval of steps: the whole arrays of what ranks have parts of,
 and its own of what differs between ranks. All remaining ranks return to the last snapshot that all
-of them have; what a failed rank had alone is lost.
+of them have; what a failed rank had alone is lost. If every stage of a pipeline is on several ranks
+(`--survive stages=recycle`), each also copies its own stages after every step: while one rank of
+each stage remains, their last copies are the state, and nothing is lost.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,12 +138,57 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
         state = part.state()
         if name not in ("model", "exchange"):
             state = trainer.model.whole.gather(state)
-        states[name] = {
+        states[name] = state
+    return _copied(trainer, states)
+
+
+def copy_own(trainer: Trainer) -> Snapshot:
+    """Copy the state of this rank's stages. It sends no message, unless a callback's state does."""
+    parts = [(name, part) for name, part in parts_of(trainer).items() if name != "model"]
+    states = {name: part.state() for name, part in parts}
+    states["model"] = trainer.model.own_state()
+    return _copied(trainer, states)
+
+
+def _copied(trainer: Trainer, states: dict[str, State]) -> Snapshot:
+    states = {
+        name: {
             key: np.array(value) if isinstance(value, np.ndarray) else value
             for key, value in state.items()
         }
+        for name, state in states.items()
+    }
     members, iterations = tuple(trainer.comm.members), trainer.optimizer.iterations
     return Snapshot(_saved(trainer, states), members, iterations)
+
+
+def join(comm: Communicator, states: dict[str, State], names: Collection[str]) -> bool:
+    """Add the arrays of other stages to a state; return whether those of all names are there.
+
+    Collective: all ranks call it, with states after the same step. Arrays that several ranks have
+    become those of the first one: running statistics differ between pipelines.
+    """
+    own = {
+        (part, name): (value.shape, value.dtype)
+        for part, state in states.items()
+        for name, value in state.items()
+        if isinstance(value, np.ndarray)
+    }
+    everywhere = comm.gather_object(own)
+    owners: dict[tuple[str, str], int] = {}
+    for rank, theirs in enumerate(everywhere):
+        for place in theirs:
+            owners.setdefault(place, rank)
+    if not {*names} <= {name for part, name in owners if part == "model"}:
+        return False
+    for (part, name), root in owners.items():
+        if not all((part, name) in theirs for theirs in everywhere):
+            array = np.empty(*everywhere[root][part, name])
+            if comm.rank == root:
+                array[...] = states[part][name]
+            comm.broadcast(array.reshape(-1), root)
+            states.setdefault(part, {})[name] = array
+    return True
 
 
 class RecoveryState:
@@ -152,6 +200,9 @@ class RecoveryState:
         Time or steps between snapshots, if not all ranks have all of the state.
     mtbf : float
         Mean time between two failures in s, from which an interval of `AUTO` follows.
+    peers : bool
+        Whether every stage of a pipeline is on several ranks. Each then copies its own stages after
+        every step, of which those that remain make the whole state.
 
     Attributes
     ----------
@@ -161,22 +212,27 @@ class RecoveryState:
         The state on which the ranks have agreed, until a trainer has it.
     snapshots : list of Snapshot
         The last two: a rank may fail while the others take one. Empty if all ranks have all state.
+    recent : list of Snapshot
+        The state of this rank's stages after the last two steps, with `peers`.
     lost_steps : int
         Steps that were complete before the last agreement, and are repeated.
     """
 
-    def __init__(self, interval: Interval, mtbf: float) -> None:
+    def __init__(self, interval: Interval, mtbf: float, peers: bool = False) -> None:
         self.trainer: Trainer | None = None
         self.saved: Saved | None = None
         self.snapshots: list[Snapshot] = []
+        self.recent: list[Snapshot] = []
         self.lost_steps = 0
+        self._peers, self._names = peers, frozenset[str]()
         self._interval, self._mtbf = interval, mtbf
         self._iterations = 0
         self._timer: Timer | None = None
 
     def begin(self, trainer: Trainer) -> None:
         """Called when training begins or continues. Collective: all ranks call it."""
-        self._timer = None
+        self._timer, self.recent = None, []
+        self._names = frozenset(trainer.model.whole.shapes)
         if is_replicated(trainer):
             self.trainer, self.saved, self.snapshots = trainer, None, []
         else:
@@ -194,6 +250,8 @@ class RecoveryState:
             due = trainer.optimizer.iterations % steps == 0
         if due:
             self._take(trainer)
+        if self._peers and type(trainer.exchange) is AllReduce:  # others divide the state
+            self.recent = [*self.recent[-1:], copy_own(trainer)]
 
     def _take(self, trainer: Trainer) -> None:
         begin = clock.now()
@@ -230,17 +288,24 @@ class RecoveryState:
 
     def _return_to_snapshot(self, comm: Communicator) -> Saved | None:
         """Return this rank's state in the last snapshot that all remaining ranks have."""
-        own = {snapshot.key: snapshot for snapshot in self.snapshots}
-        common = set.intersection(*map(set, comm.gather_object([*own])))
         completed = max(comm.gather_object(self._iterations))
+        found = _last_common(comm, self.recent)
+        if found is None or not join(comm, found.saved.states, self._names):
+            found = _last_common(comm, self.snapshots)
         self.trainer, self.saved = None, None
-        if not common:
+        if found is None:
             self.snapshots = []
             return None
-        found = own[max(common)]
         self.lost_steps = completed - found.iterations
         self.saved = found.saved
         return self.saved
+
+
+def _last_common(comm: Communicator, snapshots: Sequence[Snapshot]) -> Snapshot | None:
+    """Return this rank's snapshot after the last step of which all ranks have one."""
+    own = {snapshot.key: snapshot for snapshot in snapshots}
+    common = set.intersection(*map(set, comm.gather_object([*own])))
+    return own[max(common)] if common else None
 
 
 def _broadcast(comm: Communicator, data: bytes, root: int) -> bytes:

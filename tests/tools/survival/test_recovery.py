@@ -27,6 +27,7 @@ from pydtnn.tools.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 from pydtnn.utils.interval import parse_interval
+from tests.each import each
 from tests.small_training import small_fit, small_trainer
 
 OPTIONS: dict[str, Any] = {
@@ -171,6 +172,76 @@ def test_runs_whose_ranks_have_parts_of_the_state_return_to_a_snapshot(tmp_path,
         if "exact" in options:
             assert weights == expected
         assert all(np.isfinite(array).all() for array in decode(weights).values())
+
+
+RECYCLED: dict[str, Any] = {
+    "survive_stages": "recycle",
+    "model_options": {"hidden": [16, 16, 16]},
+    "dtype": "float64",
+    "global_batch_size": 24,
+    "buddy_interval": "3 steps",
+}
+
+LOST: list[tuple[tuple[int, int], list[Failures], list[str | None]]] = [
+    ((2, 2), [{3: 60}], ["recycle:2x2-3"]),
+    ((2, 2), [{0: n} for n in (5, 45, 98, 130, 160, 203)], ["recycle:2x2-0"] * 6),
+    ((2, 2), [{0: 60, 3: 75}, {1: 60, 3: 90}], ["recycle:2x2-0-3", "1f1b"]),  # 1, 3: of one stage
+    (
+        (3, 2),
+        [{4: 31}, {1: 80}, {1: 60, 2: 110}],
+        ["recycle:3x2-4", "recycle:3x2-1", "recycle:3x2-1-2"],
+    ),
+    (
+        (2, 4),
+        [{5: 70}, {2: 150}, {7: 33, 0: 90}],
+        ["recycle:2x4-5", "recycle:2x4-2", "recycle:2x4-0-7"],
+    ),
+]
+"""Pipelines and stages, who fails when, and the schedule with which the run ends."""
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("grid", "all_failures", "schedules"), LOST)
+def test_peers_compute_the_micro_batches_of_a_lost_stage(
+    tmp_path, kill, grid, all_failures, schedules
+):
+    """The parameters are those of a run without failures: the same micro-batches are computed."""
+    options = {**RECYCLED, "parallel": "data={},pipeline={}".format(*grid), "micro_batches": 4}
+    ranks = grid[0] * grid[1]
+    kill({})
+    expected = decode(train(tmp_path / "undisturbed", ranks, **options))
+    for number, (failures, schedule) in enumerate(zip(all_failures, schedules, strict=True)):
+        kill(failures)
+        found = decode(train(tmp_path / str(number), ranks, **options))
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-12, atol=1e-14)
+        content = about(tmp_path / str(number))
+        if schedule != "1f1b":  # peers have the state, and snapshots are not needed
+            assert all(one["lost_steps"] <= 1 for one in content["failures"])
+        assert sorted(r for one in content["failures"] for r in one["ranks"]) == sorted(failures)
+        assert content["configuration"]["pipeline_schedule"] == schedule
+
+
+@each(
+    ("options", "message"),
+    [
+        (
+            {"parallel": "data=3"},
+            "requires at least 2 ranks along data and pipeline, no other axis",
+        ),
+        (
+            {"parallel": "data=2,pipeline=2", "pipeline_schedule": "zb_v"},
+            "one stage per rank, such",
+        ),
+        (
+            {"parallel": "data=2,pipeline=2", "scheme": "local_sgd"},
+            "are neither exact nor compressed",
+        ),
+    ],
+)
+def test_ranks_without_peers_are_refused(tmp_path, options, message):
+    with pytest.raises(AgreedError, match=f"train: --survive.*{message}"):
+        train(tmp_path, 3 if options["parallel"] == "data=3" else 4, **RECYCLED, **options)
 
 
 class Remembers(Callback):

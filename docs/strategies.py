@@ -1,4 +1,4 @@
-"""Draw the picture of the strategies: ``python docs/strategies.py docs/pictures/strategies.png``."""
+"""Draw the strategies: ``python docs/strategies.py docs/pictures/strategies.png``."""
 
 from __future__ import annotations
 

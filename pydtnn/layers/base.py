@@ -266,7 +266,8 @@ class Layer(NotCallable, StoresArguments, metaclass=LayerType):
         dx : Array, tuple of Array or None
             As of `backward`.
         left : any
-            What `backward_parameters` requires; None if nothing is left for it.
+            What `backward_parameters` requires; None if nothing is left for it. A layer with a
+            matrix, a `working` parameter, saves its input and leaves ``(dy, saved)``.
         """
         return self.backward(dy, saved), None
 

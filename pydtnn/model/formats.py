@@ -12,7 +12,10 @@ Formats for Deep Learning", 2023.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,27 @@ import numpy as np
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.number_format import Rounding
 from pydtnn.kernels.reference.family import Array
-from pydtnn.kernels.reference.random import Noise, stream
+from pydtnn.kernels.reference.random import Noise, bits, stream
 from pydtnn.layers.base import Layer, StepContext
 from pydtnn.layers.node import Node
+from pydtnn.layers.parameters import Parameter
 from pydtnn.layers.recomputed import Recomputed, Value
+from pydtnn.model.execution import deliver
+from pydtnn.model.halves import in_halves
 from pydtnn.model.passes import Hook, Pass, Run
+from pydtnn.utils.names import select
+
+
+RECIPES = {
+    "mxfp4": "activations=e2m1:32,weights=e2m1:32,gradients=e2m1:32:stochastic,"
+    "products=hadamard,float32=first+last",
+    "nvfp4": "activations=e2m1:16:e4m3fn,weights=e2m1:16x16:e4m3fn,"
+    "gradients=e2m1:16:e4m3fn:stochastic,products=hadamard,float32=first+last",
+}
+"""Formats by name, of which parts may be given differently."""
+
+APART, HADAMARD = "apart", "hadamard"
+"""What `Formats.products` may be."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +62,32 @@ class Formats:
         The gradients of the outputs of those layers, as their backward pass receives them.
     optimizer : Rounding, optional
         The state of the optimizer, after each update.
+    products : str, optional
+        "apart": each of a layer's three products rounds its own factors, in blocks along the axis
+        that it sums over, as matrix units with scales of blocks require. For the gradient of the
+        matrix, these are rows of activations and gradients (samples and positions), and the
+        gradients have random words of their own. "hadamard": these rows are also multiplied, each
+        16 of them, by a Hadamard matrix with random signs before they are rounded; rows that are
+        fewer than 16 are not. By default, the factors are rounded once.
+    float32 : tuple of str
+        Layers of which nothing is rounded: "first", "last4" in the order in which they run, or
+        names with wildcards, also of blocks.
 
     Raises
     ------
     ValueError
+
+    References
+    ----------
+    NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149.
     """
 
     activations: Rounding | None = None
     weights: Rounding | None = None
     gradients: Rounding | None = None
     optimizer: Rounding | None = None
+    products: str | None = None
+    float32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights.stochastic:
@@ -60,33 +95,69 @@ class Formats:
                 "formats: weights are copies of float32 values, whose errors do not accumulate; "
                 "round them to nearest, without stochastic"
             )
+        if self.products not in (None, APART, HADAMARD):
+            raise ValueError(
+                f"formats: products are {APART} or {HADAMARD}, or not given, got {self.products!r}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Formats:
         """Return what a text such as "activations=e4m3fn,gradients=e5m2,weights=e2m1:32" describes.
 
-        Each part is a use and its `Rounding.parse`.
+        Each part is a use and its `Rounding.parse`, "products=" or "float32=" with names joined by
+        "+". A name of `RECIPES` may come first; later parts replace its own.
 
         Raises
         ------
         ValueError
         """
         known = [field.name for field in fields(cls)]
-        given: dict[str, Rounding] = {}
-        for item in text.split(","):
-            use, _, form = item.partition("=")
-            use = use.strip()
-            if use not in known or use in given:
+        name, _, rest = text.partition(",")
+        given: dict[str, Any] = {}
+        if name.strip() in RECIPES:
+            given, text = vars(cls.parse(RECIPES[name.strip()])).copy(), rest
+        seen = set[str]()
+        for item in text.split(",") if text or not given else ():
+            use, _, form = (part.strip() for part in item.partition("="))
+            if use not in known or use in seen:
                 raise ValueError(
                     f"formats: expected each of {', '.join(known)} at most once, with a format, "
-                    f"such as activations=e4m3fn,weights=e2m1:32, got {text!r}; for messages, use "
-                    "a compressor such as int8"
+                    f"such as activations=e4m3fn,weights=e2m1:32, or {' or '.join(RECIPES)} first, "
+                    f"got {text!r}; for messages, use a compressor such as int8"
                 )
+            seen.add(use)
             try:
-                given[use] = Rounding.parse(form)
+                if use == "float32":
+                    given[use] = tuple(filter(None, form.split("+")))
+                elif use == "products" or form == "float32":
+                    given[use] = form if form not in ("float32", "once") else None
+                else:
+                    given[use] = Rounding.parse(form)
             except ValueError as error:
                 raise ValueError(f"formats: {use}: {error}") from None
         return cls(**given)
+
+    @property
+    def roundings(self) -> list[Rounding]:
+        """Those that are given."""
+        return [r for r in vars(self).values() if isinstance(r, Rounding)]
+
+    def left(self, names: Sequence[str]) -> set[str]:
+        """Return which of the layers with a matrix, in the order they run, remain in float32.
+
+        Raises
+        ------
+        ValueError
+            If there is no such layer.
+        """
+        found = set[str]()
+        for word in self.float32:
+            if place := re.fullmatch(r"(first|last)(\d*)", word):
+                ordered = names if place[1] == "first" else names[::-1]
+                found.update(ordered[: int(place[2] or 1)])
+            else:
+                found.update(select("formats: float32", [word], names))
+        return found
 
 
 def read_formats(given: Formats | str | None, dtype: Any, device: str) -> Formats | None:
@@ -102,15 +173,21 @@ def read_formats(given: Formats | str | None, dtype: Any, device: str) -> Format
     if np.dtype(dtype) != np.float32:
         raise ValueError(f"Model: formats require dtype float32, got {dtype}; omit one of them")
     formats = Formats.parse(given) if isinstance(given, str) else given
-    random = any(r.stochastic for r in vars(formats).values() if r is not None)
-    if random and device == "cuda":
+    if any(r.stochastic for r in formats.roundings) and device == "cuda":
         raise ValueError("Model: stochastic formats require the device cpu or numpy, got cuda")
     return formats
 
 
 def multiplies(layer: Layer) -> bool:
-    """Return whether a layer multiplies its input by a matrix."""
+    """Return whether a layer multiplies its input by a matrix, which is rounded."""
     return any(p.working for p in layer.parameters)
+
+
+@cache
+def signs(seed: int) -> np.ndarray:
+    """Return the random signs of the 16 rows of a Hadamard matrix, the same for all layers."""
+    words = bits(seed, stream(HADAMARD), 0, np.zeros(1, "int64"), 16)[0]
+    return np.where(words & 1, -1, 1).astype("float32")
 
 
 class Rounder(Hook):
@@ -119,10 +196,32 @@ class Rounder(Hook):
     Parameters
     ----------
     formats : Formats
+    nodes : sequence of Node
+        Those of the whole network.
     """
 
-    def __init__(self, formats: Formats) -> None:
+    def __init__(self, formats: Formats, nodes: Sequence[Node]) -> None:
         self.formats = formats
+        self.left = formats.left([n.name for n in nodes if multiplies(n.layer)])
+
+    def choose(self, nodes: Sequence[Node]) -> None:
+        """Leave layers in float32, of the nodes that run.
+
+        Raises
+        ------
+        ValueError
+            If another one cannot compute its products apart.
+        """
+        for node in nodes:
+            layer = node.layer
+            if node.name in self.left:
+                for p in layer.parameters:
+                    p.source.working = False
+            elif self.formats.products and multiplies(layer) and not in_halves(layer):
+                raise ValueError(
+                    f"formats: {node.name} ({type(layer).__name__}) does not compute its products "
+                    f"apart; add it to float32=, or omit products={self.formats.products}"
+                )
 
     def forward(self, run: Run) -> Run:
         """Round the inputs of layers that multiply them by a matrix."""
@@ -133,9 +232,13 @@ class Rounder(Hook):
         def rounded(node: Node, state: Any) -> Pass:
             if multiplies(layer := node.layer):
                 values = {i.index: layer.accept(state.values[i.index]) for i in node.inputs}
+                xs = [*values.values()]
                 for index, x in values.items():
                     values[index] = self._input(rounding, layer, x, state.context)
-                state = replace(state, values=values)
+                passed = run(node, replace(state, values=values))
+                if self.formats.products and state.context.differentiable:
+                    return self._kept(passed, rounding, layer, xs[0], state.context)
+                return passed
             return run(node, state)
 
         return rounded
@@ -149,6 +252,8 @@ class Rounder(Hook):
         def rounded(node: Node, state: Any) -> Pass:
             if multiplies(layer := node.layer):
                 dy = layer.accept(state.take(node))
+                if self.formats.products:
+                    return self._products(rounding, node, layer.array(dy), state)
                 dy = self._gradient(rounding, layer, dy, state.context)
                 state.add(node, dy, new=True)
             return run(node, state)
@@ -181,6 +286,56 @@ class Rounder(Hook):
         noise = self._noise(layer, "gradients", context) if rounding.stochastic else None
         rounding.apply(layer.backend, array, out=y, noise=noise)
         return Deferred.of(y, dy.sums) if isinstance(dy, Deferred) else y
+
+    def _kept(
+        self, passed: Pass, rounding: Rounding, layer: Layer, x: Value, context: StepContext
+    ) -> Pass:
+        """Run forward; keep the input as the gradient of the matrix reads it."""
+        y, _ = yield from passed
+        random = rounding.stochastic and context.training
+        noise = self._noise(layer, "rows of activations", context) if random else None
+        return y, self._down(rounding, layer, layer.array(x), noise, context.seed)
+
+    def _products(self, rounding: Rounding, node: Node, dy: Array, state: Any) -> Pass:
+        """Run the halves of backward, each with its own factors."""
+        layer, context, weights = node.layer, state.context, self.formats.weights
+        saved, state.residuals[node.index] = state.residuals[node.index], None
+        rounded, copies = dy, list[tuple[Parameter, Array]]()
+        if layer.needs_dx:
+            rounded = self._gradient(rounding, layer, dy, context)
+            for p in (p.source for p in layer.parameters if p.working and weights is not None):
+                if (down := weights.down()) != weights:  # the axis that the product sums over
+                    copies.append((p, p.value))
+                    p.value = layer.backend.empty(p.shape, p.master.dtype)
+                    down.apply(layer.backend, p.master, out=p.value, axis=0)
+        dxs, left = layer.backward_inputs(rounded, saved)
+        for p, value in copies:
+            p.value = value
+        if left is not None:
+            random = rounding.stochastic
+            noise = self._noise(layer, "rows of gradients", context) if random else None
+            left = self._down(rounding, layer, dy, noise, context.seed), left[1]
+            layer.backward_parameters(left)
+        deliver(node, state, dxs)
+        return
+        yield  # a generator, as all passes
+
+    def _down(
+        self, rounding: Rounding, layer: Layer, x: Array, noise: Noise | None, seed: int
+    ) -> Array:
+        """Return an array rounded in blocks of rows, perhaps transformed meanwhile."""
+        backend = layer.backend
+        y = backend.empty(x.shape, x.dtype)
+        flat, out = (a.reshape(-1, x.shape[-1]) for a in (x, y))
+        full = len(flat) // 16 * 16 if self.formats.products == HADAMARD else 0
+        if full:
+            turn, d = backend.elementwise.hadamard, backend.asarray(signs(seed))
+            turn(flat[:full], d, out=out[:full])
+            out[full:], x = flat[full:], y
+        rounding.down().apply(backend, x, out=y, noise=noise)
+        if full:
+            turn(out[:full], d, out=out[:full], inverse=True)
+        return y
 
     @staticmethod
     def _noise(layer: Layer, use: str, context: StepContext) -> Noise:

@@ -9,10 +9,15 @@ from pydtnn.model.passes import Hook, Pass, Run
 from pydtnn.utils.observer import HALVES
 
 
+def in_halves(layer: Layer) -> bool:
+    """Return whether a layer computes the gradients of inputs and of parameters apart."""
+    own = type(layer).backward_inputs is not Layer.backward_inputs
+    return own and not layer.communicates(training=True, joint=False)
+
+
 def has_halves(layer: Layer) -> bool:
     """Return whether a layer's first half of backward leaves something to the second."""
-    own = type(layer).backward_inputs is not Layer.backward_inputs
-    return own and layer.trainable and not layer.communicates(training=True, joint=False)
+    return in_halves(layer) and layer.trainable
 
 
 def suffix(node: Node) -> str:

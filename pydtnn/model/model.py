@@ -246,9 +246,11 @@ class Model(NotCallable, StoresArguments, Predictor):
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         self.formats = read_formats(formats, self.dtype, self.backend.name)
-        if self.formats is not None:
-            self.graph.hooks.append(Rounder(self.formats))
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
+        if self.formats is not None:
+            rounder = Rounder(self.formats, self.graph.nodes)
+            self.graph.hooks.append(rounder)
+            fuse = fuse and not self.formats.products
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
         self.looks_ahead = layers_ahead(self.graph.inputs, self.graph.nodes)
@@ -273,6 +275,8 @@ class Model(NotCallable, StoresArguments, Predictor):
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         parts = () if cut is None else cut.sizes
+        if self.formats is not None:
+            rounder.choose(self.graph.nodes)
         self.graph.finish(outputs, input_gradient=input_gradient, parts=parts)
         shapes = tuple(node.shape for node in outputs)
         self.output_shapes = shapes if cut is None else cut.output_shapes

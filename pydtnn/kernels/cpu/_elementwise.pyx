@@ -13,8 +13,8 @@ cdef extern from "elementwise.h":
     struct round_format:
         int mantissa, lowest, highest
         int32_t top
-        int many
-        ptrdiff_t block, per_row
+        int many, scaled
+        ptrdiff_t high, block, per_row
     struct round_noise:
         uint32_t seed, stream, epoch
         const int64_t *samples
@@ -31,8 +31,10 @@ cdef extern from "elementwise.h":
                                 int threads) nogil
         void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
                                  void *out, int threads) nogil
-        void (*exponents)(const void *x, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
-                          int32_t *out, int threads) nogil
+        void (*largest)(const void *x, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t high,
+                        ptrdiff_t block, int32_t *out, int threads) nogil
+        void (*hadamard)(const void *x, ptrdiff_t groups, ptrdiff_t columns, const void *signs,
+                         int inverse, void *out, int threads) nogil
         void (*round)(const void *x, ptrdiff_t rows, ptrdiff_t columns, round_format f,
                       const int32_t *peaks, const round_noise *noise, void *out,
                       int threads) nogil
@@ -139,26 +141,39 @@ cdef class ElementwiseKernels:
             with nogil:
                 kernels.softmax_backward(dy_, y_, n // classes, classes, out_, threads)
 
-    def exponents(self, x, ptrdiff_t block, out, int threads):
-        """out = exponents of the largest elements of each block of a row of float32."""
+    def largest(self, x, ptrdiff_t high, ptrdiff_t block, out, int threads):
+        """out = bits of the largest elements of blocks of float32."""
         cdef ptrdiff_t rows = x.shape[0], columns = x.shape[1]
+        cdef ptrdiff_t blocks = ((rows + high - 1) // high) * ((columns + block - 1) // block)
         cdef const void *x_ = data(x, 4, rows * columns)
-        cdef int32_t *out_ = <int32_t *>output(out, 4, rows * ((columns + block - 1) // block))
+        cdef int32_t *out_ = <int32_t *>output(out, 4, blocks)
         cdef const elementwise_kernels *kernels = elementwise_select(self.isa, 4)
         if rows * columns > 0:
             with nogil:
-                kernels.exponents(x_, rows, columns, block, out_, threads)
+                kernels.largest(x_, rows, columns, high, block, out_, threads)
 
-    def round(self, x, form, peaks, ptrdiff_t block, noise, out, int threads):
+    def hadamard(self, x, signs, bint inverse, out, int threads):
+        """out = Hadamard transform of each 16 rows of float32."""
+        cdef ptrdiff_t groups = x.shape[0] // 16, columns = x.shape[1]
+        cdef const void *x_ = data(x, 4, 16 * groups * columns)
+        cdef const void *signs_ = data(signs, 4, 16)
+        cdef void *out_ = output(out, 4, 16 * groups * columns)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, 4)
+        if groups * columns > 0:
+            with nogil:
+                kernels.hadamard(x_, groups, columns, signs_, inverse, out_, threads)
+
+    def round(self, x, form, peaks, ptrdiff_t high, ptrdiff_t block, noise, out, int threads):
         """out = x in a format, (mantissa, lowest, highest, top), to nearest or with noise."""
         cdef ptrdiff_t rows = x.shape[0], columns = x.shape[1]
         cdef ptrdiff_t per_row = peaks.shape[1] if peaks.shape[0] > 1 else 0
         cdef round_format f
         f.mantissa, f.lowest, f.highest, f.top = form
-        f.many, f.block, f.per_row = peaks.shape[1] > 1, block, per_row
+        f.many, f.scaled = peaks.shape[1] > 1, peaks.dtype.kind == "f"
+        f.high, f.block, f.per_row = high, block, per_row
         cdef const void *x_ = data(x, 4, rows * columns)
         cdef const int32_t *peaks_ = <const int32_t *>data(
-            peaks, 4, (rows if peaks.shape[0] > 1 else 1) *
+            peaks, 4, ((rows + high - 1) // high if peaks.shape[0] > 1 else 1) *
             ((columns + block - 1) // block if f.many else 1)
         )
         cdef void *out_ = output(out, 4, rows * columns)

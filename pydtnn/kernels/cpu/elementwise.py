@@ -58,27 +58,33 @@ class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
                 return self.kernels.narrow(contiguous(x), out, self.threads)
         super().convert(x, out=out, accumulate=accumulate)
 
-    def exponents(self, x: Array, block: int, *, out: Array) -> None:
-        """Compute ``floor(log2 max |x|)`` of each `block` of a row, from -127 to 127."""
-        self.kernels.exponents(contiguous(x), block, out, self.threads)
+    def largest(self, x: Array, rows: int, block: int, *, out: Array) -> None:
+        """Find the largest magnitudes of blocks, as bits of finite float32."""
+        self.kernels.largest(contiguous(x), rows, block, out, self.threads)
+
+    def hadamard(self, x: Array, signs: Array, *, out: Array, inverse: bool = False) -> None:
+        """Multiply each 16 rows by a Hadamard matrix with random signs."""
+        self.kernels.hadamard(contiguous(x), contiguous(signs), inverse, out, self.threads)
 
     def round(
         self,
         x: Array,
         form: NumberFormat,
         peaks: Array,
+        rows: int,
         block: int,
         *,
         out: Array,
         noise: Noise | None = None,
     ) -> None:
-        """Round to numbers of a format times powers of two, to nearest even or at random."""
+        """Round to numbers of a format times scales, to nearest even or at random."""
         words = None
         if noise is not None:
             seed, stream, epoch = (part & WORD for part in noise[:3])
             words = seed, stream, epoch, np.require(noise.samples, np.int64, ["C", "A"])
+        peaks = contiguous(peaks)
         self.kernels.round(
-            contiguous(x), form.layout, contiguous(peaks), block, words, out, self.threads
+            contiguous(x), form.layout, peaks, rows, block, words, out, self.threads
         )
 
     @through_float32

@@ -218,47 +218,70 @@ class ElementwiseKernels(KernelFamily):
         with np.errstate(over="ignore"):  # values out of range become infinite, as on any device
             out[...] = out + x if accumulate else x
 
-    def exponents(self, x: Array, block: int, *, out: Array) -> None:
-        """Compute ``floor(log2 max |x|)`` of each `block` of a row, from -127 to 127.
+    def largest(self, x: Array, rows: int, block: int, *, out: Array) -> None:
+        """Find the largest magnitudes of blocks, as bits of finite float32.
 
         Parameters
         ----------
         x : Array (rows, columns) of float32
-        block : int
-            Columns of a block; the last one of a row may be shorter.
-        out : Array (rows, ceil(columns / block)) of int32
+            Infinite values and NaN count as the largest number.
+        rows, block : int
+            Rows and columns of a block; those at the end of an axis may be smaller.
+        out : Array (ceil(rows / rows of a block), ceil(columns / block)) of int32
         """
-        sizes = x.view("int32") & 0x7FFFFFFF
-        for i in range(out.shape[1]):
-            most = sizes[:, i * block : (i + 1) * block].max(axis=1)
-            out[:, i] = self.xp.minimum((most >> 23) - 127, 127)
+        sizes = self.xp.minimum(x.view("int32") & 0x7FFFFFFF, 0x7F7FFFFF)
+        sizes = self.xp.pad(sizes, ((0, -len(x) % rows), (0, -x.shape[1] % block)))
+        out[...] = sizes.reshape(len(out), rows, -1, block).max(axis=(1, 3))
+
+    def hadamard(self, x: Array, signs: Array, *, out: Array, inverse: bool = False) -> None:
+        """Multiply each 16 rows by a Hadamard matrix with random signs.
+
+        ``y = H D x`` with ``H[i, j] = (-1)**popcount(i & j) / 4`` and the diagonal D of `signs`,
+        or ``y = D H x``, which is its inverse.
+
+        Parameters
+        ----------
+        x : Array (16 n, columns) of float32
+        signs : Array (16,) of float32
+        out : Array
+            It may be `x`.
+        """
+        y = x.reshape(-1, 16, x.shape[1]) * (1 if inverse else signs[:, None])
+        for half in (1, 2, 4, 8):
+            pair = y.reshape(len(y), -1, 2, half, x.shape[1])
+            a, b = pair[:, :, 0], pair[:, :, 1]
+            y = self.xp.stack([a + b, a - b], axis=2).reshape(y.shape)
+        y *= self.xp.float32(0.25)
+        out[...] = (y * (signs[:, None] if inverse else 1)).reshape(x.shape)
 
     def round(
         self,
         x: Array,
         form: NumberFormat,
         peaks: Array,
+        rows: int,
         block: int,
         *,
         out: Array,
         noise: Noise | None = None,
     ) -> None:
-        """Round to numbers of a format times powers of two, to nearest even or at random.
+        """Round to numbers of a format times scales, to nearest even or at random.
 
-        For a block in which the largest element has exponent ``p``, the power is
-        ``2**(p - form.highest)``, so that this element has the highest exponent of the format; but
-        not so small that units of the result are below ``2**-126``. Values out of range become the
-        largest number; infinite ones and NaN remain.
+        For a block with the exponent ``p``, the scale is ``2**(p - form.highest)``, so that an
+        element of this exponent has the highest of the format; but not so small that units of the
+        result are below ``2**-126``. Other scales are given as float32 ``s``: ``x * (1 / s)`` is
+        rounded, and multiplied by ``s``; with ``s = 0`` the result is 0. Values out of range become
+        the largest number; infinite ones and NaN remain.
 
         Parameters
         ----------
         x : Array (rows, columns) of float32
         form : NumberFormat
-            With 8 bits of exponent, the power is 1.
-        peaks : Array (rows or 1, blocks or 1) of int32
-            Exponents as of `exponents`, ``form.highest`` for the format without a power.
-        block : int
-            Columns of a block.
+            With 8 bits of exponent, the scale is 1.
+        peaks : Array (blocks of rows or 1, blocks of columns or 1) of int32 or float32
+            Exponents, ``form.highest`` for the format itself; or scales.
+        rows, block : int
+            Rows and columns of a block.
         out : Array
             It may be `x`.
         noise : Noise, optional
@@ -270,14 +293,19 @@ class ElementwiseKernels(KernelFamily):
         section 6.3.
         """
         xp, (mantissa, lowest, highest, _) = self.xp, form.layout
-        if form.exponent == 8:
-            base = xp.full((1, 1), lowest)
-        else:
-            if peaks.shape[1] > 1:
-                peaks = peaks[:, xp.arange(x.shape[1]) // block]
-            base = xp.maximum(peaks + (lowest - highest), mantissa - 126)
+        if len(peaks) > 1:
+            peaks = peaks[xp.arange(len(x)) // rows]
+        if peaks.shape[1] > 1:
+            peaks = peaks[:, xp.arange(x.shape[1]) // block]
+        scaled = peaks.dtype.kind == "f"
         finite = xp.isfinite(x)
-        size = xp.where(finite, abs(x), 0).astype("float64")
+        size = xp.where(finite, abs(x), xp.float32(0))
+        base = xp.full((1, 1), lowest)
+        if scaled:
+            size = size * xp.where(peaks > 0, 1 / xp.where(peaks > 0, peaks, 1), peaks)
+        elif form.exponent < 8:
+            base = xp.maximum(peaks + (lowest - highest), mantissa - 126)
+        size = size.astype("float64")
         unit = xp.ldexp(1.0, xp.maximum(xp.frexp(size)[1] - 1, base) - mantissa)
         steps = size / unit  # exact
         if noise is None:
@@ -289,7 +317,8 @@ class ElementwiseKernels(KernelFamily):
             part = (steps - whole) * 2.0**24
             whole += part > xp.asarray(words >> 8).reshape(x.shape)
         largest = xp.ldexp(form.largest / 2.0**lowest, base)
-        result = xp.copysign(xp.minimum(whole * unit, largest).astype("float32"), x)
+        result = xp.minimum(whole * unit, largest).astype("float32")
+        result = xp.copysign(result * peaks if scaled else result, x)
         out[...] = xp.where(finite, result, x)
 
     def softmax_forward(self, x: Array, *, out: Array) -> None:

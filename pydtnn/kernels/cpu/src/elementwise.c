@@ -264,7 +264,8 @@ const struct elementwise_kernels NAME(elementwise_kernels) = {
     .softmax_forward = softmax_forward,
     .softmax_backward = softmax_backward,
 #if REAL_FLOAT && !STORED_BF16
-    .exponents = NAME(exponents),
+    .largest = NAME(largest),
+    .hadamard = NAME(hadamard),
     .round = NAME(round_elements),
 #endif
 };

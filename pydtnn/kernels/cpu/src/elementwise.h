@@ -20,13 +20,14 @@ enum activation {
     SILU
 };
 
-/* A format; of float32 arrays (rows, columns) the exponents of the largest elements, `peaks` */
+/* A format; of float32 arrays (rows, columns) the exponents of blocks, or their scales, `peaks` */
 struct round_format {
     int mantissa, lowest, highest; /* bits; exponents of the smallest and largest normal numbers */
     int32_t top;                   /* bits of the mantissa, as float32, of the largest number */
     int many;                      /* whether a row has a peak for each `block` columns, or one */
-    ptrdiff_t block;
-    ptrdiff_t per_row; /* peaks from one row to the next; 0 if all rows have the same */
+    int scaled;                    /* whether peaks are float32 scales, instead of exponents */
+    ptrdiff_t high, block;         /* rows and columns of a block */
+    ptrdiff_t per_row; /* peaks from `high` rows to the next; 0 if all rows have the same */
 };
 
 /* The random words of each element: `rows` rows belong to a sample */
@@ -51,8 +52,10 @@ struct elementwise_kernels {
     void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
                              void *out, int threads);
     /* of float32 only, else NULL */
-    void (*exponents)(const void *x, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
-                      int32_t *out, int threads);
+    void (*largest)(const void *x, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t high,
+                    ptrdiff_t block, int32_t *out, int threads);
+    void (*hadamard)(const void *x, ptrdiff_t groups, ptrdiff_t columns, const void *signs,
+                     int inverse, void *out, int threads);
     void (*round)(const void *x, ptrdiff_t rows, ptrdiff_t columns, struct round_format f,
                   const int32_t *peaks, const struct round_noise *noise, void *out, int threads);
 };

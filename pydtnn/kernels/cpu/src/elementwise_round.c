@@ -4,9 +4,10 @@
  * but at least that of the smallest normal number, the result is a multiple of the unit 2^(E - m).
  * |x| / unit is exact, below 2^(m + 1), and rounded to an integer by adding and subtracting 2^23.
  * Formats with the exponents of float32 round its bits as an integer, since their units may be
- * subnormal. A format's exponents are shifted by those of the largest elements, which an earlier
- * pass (`exponents`) finds. At random: up if the part behind the point, in units of 2^-24, is above
- * a word of philox.h of 24 bits; words go through a buffer in L1.
+ * subnormal. A format's exponents are shifted by `peaks`, of which an earlier pass finds the largest
+ * elements (`largest`), or x is multiplied by the reciprocals of scales, and the result by scales. At
+ * random: up if the part behind the point, in units of 2^-24, is above a word of philox.h of 24 bits;
+ * words go through a buffer in L1. The Hadamard transform keeps 16 rows of a vector in registers.
  */
 #include "elementwise_round.h"
 
@@ -17,32 +18,59 @@
 #include "philox.h"
 
 enum { PIECE = 1024, MANTISSA = 23, BIAS = 127, MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000 };
+enum { HADAMARD = 16 };
 
 INLINE ivec larger(ivec a, ivec b) {
     const ivec first = a > b;
     return (first & a) | (~first & b);
 }
 
-/* -- the exponents of the largest elements */
+/* -- the largest elements */
 
-static int32_t exponent_of(const real *x, ptrdiff_t n) {
-    ivec most = {0};
-    ptrdiff_t j = 0;
-    for (; j + LANES <= n; j += LANES) most = larger(most, (ivec)vload(x + j) & MAGNITUDE);
-    if (j < n) most = larger(most, (ivec)vload_part(x + j, n - j) & MAGNITUDE);
-    int32_t greatest = 0;
-    for (int i = 0; i < LANES; i++) greatest = most[i] > greatest ? most[i] : greatest;
-    const int32_t exponent = (greatest >> MANTISSA) - BIAS;
-    return exponent < BIAS ? exponent : BIAS;
+INLINE ivec larger_of(ivec most, vec x) { return larger(most, (ivec)x & MAGNITUDE); }
+
+/* The bits of finite numbers; those of others become the largest */
+INLINE ivec finite_bits(ivec bits) {
+    const ivec most = (ivec){0} + (INFINITE - 1), above = bits > most;
+    return (above & most) | (~above & bits);
 }
 
-void NAME(exponents)(const void *x_, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
-                     int32_t *out, int threads) {
+/* of `rows` rows of n columns */
+static int32_t largest_of(const real *x, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t columns) {
+    ivec most = {0};
+    for (; rows > 0; rows--, x += columns) {
+        ptrdiff_t j = 0;
+        for (; j + LANES <= n; j += LANES) most = larger_of(most, vload(x + j));
+        if (j < n) most = larger_of(most, vload_part(x + j, n - j));
+    }
+    most = finite_bits(most);
+    int32_t greatest = 0;
+    for (int i = 0; i < LANES; i++) greatest = most[i] > greatest ? most[i] : greatest;
+    return greatest;
+}
+
+INLINE void largest_down(const real *x, ptrdiff_t rows, ptrdiff_t columns, int32_t *out,
+                         ptrdiff_t j, ptrdiff_t lanes) {
+    ivec most = {0};
+    for (ptrdiff_t i = 0; i < rows; i++) most = larger_of(most, load(x + i * columns + j, lanes));
+    store((real *)out + j, (vec)finite_bits(most), lanes);
+}
+
+void NAME(largest)(const void *x_, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t high,
+                   ptrdiff_t block, int32_t *out, int threads) {
     const real *x = x_;
+    if (block == 1) { /* vectors along the columns */
+        FOR_PARTS(
+            p, parts_of(rows, high), rows * columns, threads, const real *own = x + p * high * columns;
+            FOR_CHANNELS(columns, largest_down, own, part_length(rows, high, p), columns,
+                         out + p * columns));
+        return;
+    }
     const ptrdiff_t blocks = parts_of(columns, block);
-    FOR_PARTS(p, rows * blocks, rows * columns, threads, const ptrdiff_t row = p / blocks,
-              b = p % blocks;
-              out[p] = exponent_of(x + row * columns + b * block, part_length(columns, block, b)));
+    FOR_PARTS(p, parts_of(rows, high) * blocks, rows * columns, threads,
+              const ptrdiff_t row = p / blocks * high, b = p % blocks;
+              out[p] = largest_of(x + row * columns + b * block, min_of(high, rows - row),
+                                  part_length(columns, block, b), columns));
 }
 
 /* -- rounding */
@@ -57,21 +85,25 @@ INLINE ivec words_of(const uint32_t *word) {
 /* What one peak, or one in each lane, gives */
 struct peak {
     ivec base, limit; /* the lowest exponent; the bits of the largest number */
+    vec scale, inverse;
 };
 
 INLINE struct peak peak_of(ivec exponent, struct round_format f) {
-    if (f.lowest == 1 - BIAS) {
-        const ivec base = (ivec){0} + f.lowest;
-        return (struct peak){base, (ivec){0} + (f.top | (f.highest + BIAS) << MANTISSA)};
+    if (f.scaled || f.lowest == 1 - BIAS) {
+        const ivec limit = (ivec){0} + (f.top | (f.highest + BIAS) << MANTISSA);
+        const vec scale = (vec)exponent, none = vzero();
+        return (struct peak){(ivec){0} + f.lowest, limit, scale,
+                             f.scaled ? vselect(scale > none, 1 / scale, none) : none};
     }
     const ivec least = (ivec){0} + (f.mantissa - BIAS + 1);
     const ivec base = larger(exponent + (f.lowest - f.highest), least);
-    return (struct peak){base, f.top | (base + (f.highest - f.lowest + BIAS)) << MANTISSA};
+    return (struct peak){base, f.top | (base + (f.highest - f.lowest + BIAS)) << MANTISSA, {0}, {0}};
 }
 
 /* `wide`: whether the format has the exponents of float32 */
-INLINE vec rounded(vec x, struct peak peak, struct round_format f, int wide,
+INLINE vec rounded(vec given, struct peak peak, struct round_format f, int wide, int scaled,
                    const uint32_t *word) {
+    const vec x = scaled ? given * peak.inverse : given;
     const ivec magnitude = (ivec)x & MAGNITUDE, sign = (ivec)x ^ magnitude;
     ivec result;
     if (wide) {
@@ -95,37 +127,38 @@ INLINE vec rounded(vec x, struct peak peak, struct round_format f, int wide,
         result = (ivec)(whole * unit);
     }
     const vec finite = vmin((vec)result, (vec)peak.limit); /* positive */
-    return vselect(magnitude >= INFINITE, x, (vec)((ivec)finite | sign));
+    const vec y = (vec)((ivec)finite | sign);
+    return vselect(((ivec)given & MAGNITUDE) >= INFINITE, given, scaled ? y * peak.scale : y);
 }
 
 /* n elements with one peak, or, if it is NULL, one each */
 INLINE void round_run(const real *x, ptrdiff_t n, struct round_format f, int wide,
-                      const int32_t *peak, const int32_t *each, const uint32_t *word, real *out) {
+                      int scaled, const int32_t *peak, const int32_t *each, const uint32_t *word, real *out) {
     struct peak own = peak_of((ivec){0} + (peak ? *peak : 0), f);
     ptrdiff_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         if (each) own = peak_of((ivec)vload((const real *)each + i), f);
-        vstore(out + i, rounded(vload(x + i), own, f, wide, word ? word + i : NULL));
+        vstore(out + i, rounded(vload(x + i), own, f, wide, scaled, word ? word + i : NULL));
     }
     if (i < n) {
         if (each) own = peak_of((ivec)vload_part((const real *)each + i, n - i), f);
-        const vec y = rounded(vload_part(x + i, n - i), own, f, wide, word ? word + i : NULL);
+        const vec y = rounded(vload_part(x + i, n - i), own, f, wide, scaled, word ? word + i : NULL);
         vstore_part(out + i, y, n - i);
     }
 }
 
 /* n elements of a row, from column `first`, of which word 0 is the first element's */
 INLINE void round_runs(const real *x, ptrdiff_t first, ptrdiff_t n, struct round_format f,
-                       int wide, const int32_t *peaks, const uint32_t *word, real *out) {
+                       int wide, int scaled, const int32_t *peaks, const uint32_t *word, real *out) {
     if (!f.many) {
-        round_run(x, n, f, wide, peaks, NULL, word, out);
+        round_run(x, n, f, wide, scaled, peaks, NULL, word, out);
     } else if (f.block == 1) {
-        round_run(x, n, f, wide, NULL, peaks + first, word, out);
+        round_run(x, n, f, wide, scaled, NULL, peaks + first, word, out);
     } else {
         for (ptrdiff_t j = 0, stop; j < n; j = stop) {
             const ptrdiff_t block = (first + j) / f.block;
             stop = min_of(n, (block + 1) * f.block - first);
-            round_run(x + j, stop - j, f, wide, peaks + block, NULL, word ? word + j : NULL,
+            round_run(x + j, stop - j, f, wide, scaled, peaks + block, NULL, word ? word + j : NULL,
                       out + j);
         }
     }
@@ -135,13 +168,17 @@ static void round_piece(const real *x, ptrdiff_t first, ptrdiff_t n, struct roun
                         const int32_t *peaks, const uint32_t *word, real *out) {
     const int wide = f.lowest == 1 - BIAS;
     if (wide && word) {
-        round_runs(x, first, n, f, 1, peaks, word, out);
+        round_runs(x, first, n, f, 1, 0, peaks, word, out);
     } else if (wide) {
-        round_runs(x, first, n, f, 1, peaks, NULL, out);
+        round_runs(x, first, n, f, 1, 0, peaks, NULL, out);
+    } else if (f.scaled && word) {
+        round_runs(x, first, n, f, 0, 1, peaks, word, out);
+    } else if (f.scaled) {
+        round_runs(x, first, n, f, 0, 1, peaks, NULL, out);
     } else if (word) {
-        round_runs(x, first, n, f, 0, peaks, word, out);
+        round_runs(x, first, n, f, 0, 0, peaks, word, out);
     } else {
-        round_runs(x, first, n, f, 0, peaks, NULL, out);
+        round_runs(x, first, n, f, 0, 0, peaks, NULL, out);
     }
 }
 
@@ -161,7 +198,7 @@ static void round_rows(const real *x, ptrdiff_t row, ptrdiff_t stop, ptrdiff_t f
             }
         }
         const ptrdiff_t at = row * columns + first;
-        const int32_t *own = peaks + row * f.per_row;
+        const int32_t *own = peaks + row / f.high * f.per_row;
         round_piece(x + at, first, n, f, own, noise ? word + skip : NULL, out + at);
     }
 }
@@ -181,6 +218,39 @@ void NAME(round_elements)(const void *x_, ptrdiff_t rows, ptrdiff_t columns, str
               const ptrdiff_t row = p / pieces * group, piece = p % pieces;
               round_rows(x, row, min_of(rows, row + group), piece * PIECE,
                          part_length(columns, PIECE, piece), columns, f, peaks, noise, out));
+}
+
+/* -- the Hadamard transform */
+
+INLINE void hadamard_column(const real *x, ptrdiff_t columns, const real *signs, int inverse,
+                            real *out, ptrdiff_t j, ptrdiff_t lanes) {
+    vec v[HADAMARD];
+    for (int i = 0; i < HADAMARD; i++) {
+        const vec own = load(x + i * columns + j, lanes);
+        v[i] = inverse ? own : own * signs[i];
+    }
+    for (int half = 1; half < HADAMARD; half *= 2) {
+        for (int i = 0; i < HADAMARD; i++) {
+            if (i & half) continue;
+            const vec a = v[i], b = v[i + half];
+            v[i] = a + b;
+            v[i + half] = a - b;
+        }
+    }
+    for (int i = 0; i < HADAMARD; i++) {
+        const vec y = v[i] * 0.25f;
+        store(out + i * columns + j, inverse ? y * signs[i] : y, lanes);
+    }
+}
+
+void NAME(hadamard)(const void *x_, ptrdiff_t groups, ptrdiff_t columns, const void *signs,
+                    int inverse, void *out_, int threads) {
+    const real *x = x_;
+    real *out = out_;
+    const ptrdiff_t each = HADAMARD * columns;
+    FOR_PARTS(p, groups, groups * each, threads,
+              FOR_CHANNELS(columns, hadamard_column, x + p * each, columns, signs, inverse,
+                           out + p * each));
 }
 
 #endif

@@ -177,7 +177,7 @@ class Rounding:
         for word in (word for word in rest if word != STOCHASTIC):
             sizes = [int(n) for n in word.split("x") if n.isdecimal() and 2 <= int(n) <= 2**20]
             if 0 < len(sizes) == word.count("x") + 1 < 3:
-                rows, scale = (sizes if len(sizes) == 2 else (1, sizes[0]))
+                rows, scale = sizes if len(sizes) == 2 else (1, sizes[0])
             elif word in (ARRAY, CHANNEL, "none"):
                 scale = None if word == "none" else word
             elif word.startswith("e"):

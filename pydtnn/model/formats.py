@@ -26,13 +26,11 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import Noise, bits, stream
 from pydtnn.layers.base import Layer, StepContext
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Parameter
 from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.model.execution import deliver
 from pydtnn.model.halves import in_halves
 from pydtnn.model.passes import Hook, Pass, Run
 from pydtnn.utils.names import select
-
 
 RECIPES = {
     "mxfp4": "activations=e2m1:32,weights=e2m1:32,gradients=e2m1:32:stochastic,"
@@ -111,36 +109,29 @@ class Formats:
         ------
         ValueError
         """
-        known = [field.name for field in fields(cls)]
-        name, _, rest = text.partition(",")
+        known, items = [field.name for field in fields(cls)], text.split(",")
         given: dict[str, Any] = {}
-        if name.strip() in RECIPES:
-            given, text = vars(cls.parse(RECIPES[name.strip()])).copy(), rest
-        seen = set[str]()
-        for item in text.split(",") if text or not given else ():
-            use, _, form = (part.strip() for part in item.partition("="))
-            if use not in known or use in seen:
+        if recipe := RECIPES.get(items[0].strip()):
+            given, items = {**vars(cls.parse(recipe))}, items[1:]
+        uses = [item.partition("=")[0].strip() for item in items]
+        for item, use in zip(items, uses, strict=True):
+            form = item.partition("=")[2].strip()
+            if use not in known or uses.count(use) > 1:
                 raise ValueError(
                     f"formats: expected each of {', '.join(known)} at most once, with a format, "
                     f"such as activations=e4m3fn,weights=e2m1:32, or {' or '.join(RECIPES)} first, "
                     f"got {text!r}; for messages, use a compressor such as int8"
                 )
-            seen.add(use)
             try:
                 if use == "float32":
                     given[use] = tuple(filter(None, form.split("+")))
-                elif use == "products" or form == "float32":
-                    given[use] = form if form not in ("float32", "once") else None
+                elif form in ("float32", "once"):  # instead of what a recipe has
+                    given[use] = None
                 else:
-                    given[use] = Rounding.parse(form)
+                    given[use] = form if use == "products" else Rounding.parse(form)
             except ValueError as error:
                 raise ValueError(f"formats: {use}: {error}") from None
         return cls(**given)
-
-    @property
-    def roundings(self) -> list[Rounding]:
-        """Those that are given."""
-        return [r for r in vars(self).values() if isinstance(r, Rounding)]
 
     def left(self, names: Sequence[str]) -> set[str]:
         """Return which of the layers with a matrix, in the order they run, remain in float32.
@@ -173,7 +164,8 @@ def read_formats(given: Formats | str | None, dtype: Any, device: str) -> Format
     if np.dtype(dtype) != np.float32:
         raise ValueError(f"Model: formats require dtype float32, got {dtype}; omit one of them")
     formats = Formats.parse(given) if isinstance(given, str) else given
-    if any(r.stochastic for r in formats.roundings) and device == "cuda":
+    random = any(isinstance(r, Rounding) and r.stochastic for r in vars(formats).values())
+    if random and device == "cuda":
         raise ValueError("Model: stochastic formats require the device cpu or numpy, got cuda")
     return formats
 
@@ -232,13 +224,12 @@ class Rounder(Hook):
         def rounded(node: Node, state: Any) -> Pass:
             if multiplies(layer := node.layer):
                 values = {i.index: layer.accept(state.values[i.index]) for i in node.inputs}
-                xs = [*values.values()]
                 for index, x in values.items():
                     values[index] = self._input(rounding, layer, x, state.context)
                 passed = run(node, replace(state, values=values))
-                if self.formats.products and state.context.differentiable:
-                    return self._kept(passed, rounding, layer, xs[0], state.context)
-                return passed
+                if not (self.formats.products and state.context.differentiable):
+                    return passed
+                return self._kept(passed, rounding, layer, layer.array(x), state.context)
             return run(node, state)
 
         return rounded
@@ -263,8 +254,7 @@ class Rounder(Hook):
     def _input(self, rounding: Rounding, layer: Layer, x: Value, context: StepContext) -> Value:
         """Return a rounded copy of a layer's input; in training perhaps at random."""
         array = x if not isinstance(x, Deferred | Recomputed) else layer.array(x)
-        random = rounding.stochastic and context.training
-        noise = self._noise(layer, "activations", context) if random else None
+        noise = self._noise(rounding, layer, "activations", context)
         y = layer.backend.empty(array.shape, array.dtype)
         rounding.apply(layer.backend, array, out=y, noise=noise)
         if not isinstance(x, Deferred):
@@ -283,53 +273,48 @@ class Rounder(Hook):
         array = layer.array(dy)
         new = array is not dy and not (isinstance(dy, Deferred) and array is dy.array)
         y = array if new or layer.overwrites_dy else layer.backend.empty(array.shape, array.dtype)
-        noise = self._noise(layer, "gradients", context) if rounding.stochastic else None
+        noise = self._noise(rounding, layer, "gradients", context)
         rounding.apply(layer.backend, array, out=y, noise=noise)
         return Deferred.of(y, dy.sums) if isinstance(dy, Deferred) else y
 
     def _kept(
-        self, passed: Pass, rounding: Rounding, layer: Layer, x: Value, context: StepContext
+        self, passed: Pass, rounding: Rounding, layer: Layer, x: Array, context: StepContext
     ) -> Pass:
         """Run forward; keep the input as the gradient of the matrix reads it."""
         y, _ = yield from passed
-        random = rounding.stochastic and context.training
-        noise = self._noise(layer, "rows of activations", context) if random else None
-        return y, self._down(rounding, layer, layer.array(x), noise, context.seed)
+        return y, self._down(rounding, layer, x, "rows of activations", context)
 
     def _products(self, rounding: Rounding, node: Node, dy: Array, state: Any) -> Pass:
         """Run the halves of backward, each with its own factors."""
-        layer, context, weights = node.layer, state.context, self.formats.weights
+        layer, weights, value = node.layer, self.formats.weights, None
         saved, state.residuals[node.index] = state.residuals[node.index], None
-        rounded, copies = dy, list[tuple[Parameter, Array]]()
+        rows = self._down(rounding, layer, dy, "rows of gradients", state.context)
         if layer.needs_dx:
-            rounded = self._gradient(rounding, layer, dy, context)
-            for p in (p.source for p in layer.parameters if p.working and weights is not None):
-                if (down := weights.down()) != weights:  # the axis that the product sums over
-                    copies.append((p, p.value))
-                    p.value = layer.backend.empty(p.shape, p.master.dtype)
-                    down.apply(layer.backend, p.master, out=p.value, axis=0)
-        dxs, left = layer.backward_inputs(rounded, saved)
-        for p, value in copies:
-            p.value = value
+            dy = self._gradient(rounding, layer, dy, state.context)
+            w = next(p.source for p in layer.parameters if p.working)
+            if weights is not None and (down := weights.down()) != weights:
+                value, w.value = w.value, layer.backend.empty(w.shape, w.master.dtype)
+                down.apply(layer.backend, w.master, out=w.value, axis=0)
+        dxs, left = layer.backward_inputs(dy, saved)
+        if value is not None:
+            w.value = value
         if left is not None:
-            random = rounding.stochastic
-            noise = self._noise(layer, "rows of gradients", context) if random else None
-            left = self._down(rounding, layer, dy, noise, context.seed), left[1]
-            layer.backward_parameters(left)
+            layer.backward_parameters((rows, left[1]))
         deliver(node, state, dxs)
         return
         yield  # a generator, as all passes
 
     def _down(
-        self, rounding: Rounding, layer: Layer, x: Array, noise: Noise | None, seed: int
+        self, rounding: Rounding, layer: Layer, x: Array, use: str, context: StepContext
     ) -> Array:
         """Return an array rounded in blocks of rows, perhaps transformed meanwhile."""
+        noise = self._noise(rounding, layer, use, context)
         backend = layer.backend
         y = backend.empty(x.shape, x.dtype)
         flat, out = (a.reshape(-1, x.shape[-1]) for a in (x, y))
         full = len(flat) // 16 * 16 if self.formats.products == HADAMARD else 0
         if full:
-            turn, d = backend.elementwise.hadamard, backend.asarray(signs(seed))
+            turn, d = backend.elementwise.hadamard, backend.asarray(signs(context.seed))
             turn(flat[:full], d, out=out[:full])
             out[full:], x = flat[full:], y
         rounding.down().apply(backend, x, out=y, noise=noise)
@@ -338,6 +323,9 @@ class Rounder(Hook):
         return y
 
     @staticmethod
-    def _noise(layer: Layer, use: str, context: StepContext) -> Noise:
+    def _noise(rounding: Rounding, layer: Layer, use: str, context: StepContext) -> Noise | None:
+        """Return the random words of an array; in an evaluation none."""
+        if not (rounding.stochastic and context.training):
+            return None
         name = stream(f"{layer.name}.{use}")
         return Noise(context.seed, name, context.epoch, context.samples)

@@ -13,6 +13,7 @@ from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.number_format import Rounding
 from pydtnn.model import Model
+from pydtnn.model.formats import Formats, signs
 from pydtnn.model.memory import forecast_memory
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
@@ -20,10 +21,12 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
 from tests.each import each
+from tests.kernels.test_rounding import nvfp4
 from tests.small_training import checksums
 
 ALL = "activations=e4m3fn,gradients=e5m2,weights=e2m1:32"
 RANDOM = "activations=e4m3fn:stochastic,gradients=e5m2:8:stochastic,weights=e4m3:channel"
+NVFP4 = "nvfp4,float32=last"
 CONTEXT = nn.StepContext(training=True, seed=3, epoch=2, samples=np.arange(5) + 7)
 IMAGE = (8, 8, 3)
 
@@ -72,7 +75,76 @@ def test_factors_of_products_are_rounded_and_nothing_else(backend):
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-5 * abs(exact).max())
 
 
-@each("formats", [ALL, RANDOM])
+def transformed(x: np.ndarray, inverse: bool = False) -> np.ndarray:
+    """Each whole 16 rows times the Hadamard matrix with the signs of the context's seed."""
+    h, y = np.ones((1, 1)), x.astype("float64")
+    while len(h) < 16:
+        h = np.block([[h, h], [h, -h]])
+    h = h / 4 * signs(CONTEXT.seed)
+    for i in range(0, len(x) // 16 * 16, 16):
+        y[i : i + 16] = (h.T if inverse else h) @ x[i : i + 16]
+    return y.astype("float32")
+
+
+@each("products", ["apart", "hadamard"])
+@each("weights", ["e2m1:16x16:e4m3fn", "e2m1:16:e4m3fn"])
+def test_each_product_rounds_its_factors_along_the_axis_that_it_sums_over(products, weights):
+    """Beside NumPy, with the rounding of another program; the last 5 rows are not transformed."""
+    parts = f"weights={weights},products={products},gradients=e2m1:16:e4m3fn,float32="
+    model = Model(nn.Linear(24), (40,), formats=f"nvfp4,{parts}", input_gradient=True)
+    x, dy = draw(37, 40), draw(37, 24) / 1000
+    context = nn.StepContext(training=True, seed=CONTEXT.seed, samples=np.arange(37))
+    y, saved = model.forward(x, context)
+    dx = model.backward(dy, saved)
+    w, b = (model.parameters[f"linear.{name}"] for name in "wb")
+    turn = transformed if products == "hadamard" else lambda a, inverse=False: a
+    v, g = (turn(nvfp4(turn(a), 16, 1), inverse=True).astype("float64") for a in (x, dy))
+    height = 16 if "16x16" in weights else 1
+    forward, backward = nvfp4(w.master, height, 16), nvfp4(w.master, 16, 17 - 16 // height)
+    for found, exact in (
+        (y, nvfp4(x, 1, 16).astype("float64") @ forward.T),
+        (dx, nvfp4(dy, 1, 16).astype("float64") @ backward),
+        (w.grad, g.T @ v),
+        (b.grad, g.sum(0)),
+    ):
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-5 * abs(exact).max())
+
+
+def test_gradients_that_are_rounded_at_random_have_the_expected_value_of_float32():
+    formats = "gradients=e2m1:16:e4m3fn:stochastic,products=hadamard"
+    model = Model(nn.Linear(16), (8,), formats=formats, input_gradient=True)
+    x, dy, w, steps = draw(32, 8), draw(32, 16), model.parameters["linear.w"], 400
+    dw, dx = [], []
+    for epoch in range(steps):
+        context = nn.StepContext(training=True, epoch=epoch, samples=np.arange(32))
+        _, saved = model.forward(x, context)
+        dx.append(model.backward(dy, saved))
+        dw.append(w.grad.copy())
+    for found, exact in ((dw, dy.T @ x), (dx, dy @ w.master)):
+        error, once = (np.linalg.norm(a - exact) for a in (np.mean(found, 0), found[0]))
+        assert error < 2.5 * once / steps**0.5
+        assert once > 0.02 * np.linalg.norm(exact)
+
+
+def test_layers_that_remain_in_float32_are_found_by_place_or_name():
+    def rounded_layers(text: str) -> list[str]:
+        model = Model(network(), IMAGE, formats=f"nvfp4,float32={text}")
+        return [name for name, p in model.parameters.items() if p.value is not p.master][::-1]
+
+    first, second, third, fourth = rounded_layers("")
+    assert rounded_layers("first+last2") == [second]
+    assert rounded_layers(f"linear*+{first.removesuffix('.w')}") == [second]
+    assert [name.rstrip(".w0123456789") for name in (third, fourth)] == ["linear", "linear"]
+    assert Formats.parse("nvfp4").left(["a", "b", "c"]) == {"a", "c"}
+    assert Formats.parse("nvfp4,products=once").products is None
+    with pytest.raises(ValueError, match="formats: float32: .*'lineal'"):
+        rounded_layers("lineal")
+    net = nn.Sequential(nn.ConvTranspose2d(4, 3), nn.Flatten(), nn.Linear(2))
+    with pytest.raises(ValueError, match=r"\(ConvTranspose2d\) does not compute its"):
+        Model(net, IMAGE, formats="nvfp4,float32=last")
+
+
+@each("formats", [ALL, RANDOM, NVFP4])
 def test_fusion_recomputation_and_repetition_do_not_change_it(formats):
     """Fused norms sum in another order, which may round an element to a neighbour."""
     x, dy = draw(5, *IMAGE), draw(5, 4)
@@ -112,12 +184,13 @@ def test_random_rounding_depends_on_samples_and_epoch_only():
 
 
 @pytest.mark.threads(3)
-def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm):
+@each("formats", [RANDOM, NVFP4])
+def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm, formats):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, *IMAGE)).astype("float32"), rng.integers(0, 4, 48)
 
     def train(comm: Communicator) -> tuple[dict[str, str], float]:
-        model = Model(network(), IMAGE, formats=RANDOM, backend=create_backend(threads=1))
+        model = Model(network(), IMAGE, formats=formats, backend=create_backend(threads=1))
         exchange = AllReduce(comm, sums=partial(ExactSums, shards=4))
         trainer = Trainer(model, SGD(0.1), loss="cross_entropy", exchange=exchange)
         history = trainer.fit(ArrayDataset(x, y), global_batch_size=16, epochs=2)
@@ -138,6 +211,8 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm):
         ("weights=e4m3:stochastic", "float32", "round them to nearest"),
         ("gradients=float8", "float32", "formats: gradients: expected a format such as"),
         ("", "float32", "expected each of"),
+        ("mxfp8,weights=e2m1", "float32", "or mxfp4 or nvfp4 first, got 'mxfp8"),
+        ("nvfp4,products=none", "float32", "products are apart or hadamard, or not given"),
         ("messages=e4m3", "float32", "for messages, use a compressor such as int8"),
     ],
 )

@@ -83,9 +83,7 @@ class CpuElementwise(Widened, Compiled, reference.ElementwiseKernels):
             seed, stream, epoch = (part & WORD for part in noise[:3])
             words = seed, stream, epoch, np.require(noise.samples, np.int64, ["C", "A"])
         peaks = contiguous(peaks)
-        self.kernels.round(
-            contiguous(x), form.layout, peaks, rows, block, words, out, self.threads
-        )
+        self.kernels.round(contiguous(x), form.layout, peaks, rows, block, words, out, self.threads)
 
     @through_float32
     def softmax_forward(self, x: Array, *, out: Array) -> None:

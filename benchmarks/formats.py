@@ -1,6 +1,6 @@
 """Accuracy with formats of fewer bits, and the time of a step: a ResNet on CIFAR-10, a GPT on text.
 
-    PYDTNN_DATA=folder python -m benchmarks.formats
+    PYDTNN_DATA=folder python -m benchmarks.formats --of nvfp4 --seed 1
 
 All runs of a network start from the same weights and train on the same samples. Times are medians
 of ratios to the float32 step that ran just before.
@@ -36,6 +36,17 @@ CASES: dict[str, dict[str, Any]] = {
     "weights e2m1:32": {"formats": "weights=e2m1:32"},
     "e2m1:32, gradients e5m2": {"formats": FP4 + "e5m2"},
     "e2m1:32, gradients stochastic": {"formats": FP4 + "e2m1:32:stochastic"},
+    "mxfp4": {"formats": "mxfp4"},
+    "nvfp4": {"formats": "nvfp4"},
+    **{
+        f"nvfp4, {without}": {"formats": f"nvfp4,{without}"}
+        for without in (
+            "products=apart",
+            "gradients=e2m1:16:e4m3fn",
+            "weights=e2m1:16:e4m3fn",
+            "float32=",
+        )
+    },
 }
 LENGTH, BATCH = 64, 64
 
@@ -43,7 +54,7 @@ LENGTH, BATCH = 64, 64
 def resnet(given: argparse.Namespace, options: dict[str, Any]) -> tuple[Model, float, float]:
     """Train ResNet-8 on CIFAR-10; return its loss and accuracy on the test images."""
     train, test = load_dataset("cifar10")
-    model = Model(create_net("resnet8", 10, (32, 32, 3)), (32, 32, 3), **options)
+    model = Model(create_net("resnet8", 10, (32, 32, 3)), (32, 32, 3), seed=given.seed, **options)
     rule = SGD(Triangular(0.1, given.images), momentum=0.9, weight_decay=1e-4)
     trainer = Trainer(model, rule, loss="cross_entropy", progress=False)
     trainer.fit(train, epochs=1, steps_per_epoch=given.images, global_batch_size=BATCH)
@@ -54,7 +65,8 @@ def resnet(given: argparse.Namespace, options: dict[str, Any]) -> tuple[Model, f
 def gpt(given: argparse.Namespace, options: dict[str, Any]) -> tuple[Model, float, float]:
     """Train a GPT on text, bytes as tokens; return its loss and accuracy on the next bytes."""
     train, test = load_dataset("text", length=LENGTH)
-    model = Model(create_net("gpt_nano", 256, (LENGTH,)), (LENGTH,), **options)
+    net = create_net("gpt_nano", 256, (LENGTH,))
+    model = Model(net, (LENGTH,), seed=given.seed, **options)
     trainer = Trainer(
         model, AdamW(Triangular(1e-3, given.steps)), loss="cross_entropy", progress=False
     )
@@ -90,15 +102,18 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=250, help="steps of 64 images")
     parser.add_argument("--steps", type=int, default=200, help="steps of 16 texts of 64 bytes")
     parser.add_argument("--runs", type=int, default=11)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--of", default="", help="formats whose names contain this, and float32")
     given = parser.parse_args()
+    cases = {name: o for name, o in CASES.items() if given.of in name or not o}
     rng = np.random.default_rng(0)
     images = rng.standard_normal((BATCH, 32, 32, 3), np.float32)
     tokens = rng.integers(0, 256, (16, LENGTH)).astype("float32")
     for name, train, x in (("ResNet-8", resnet, images), ("GPT", gpt, tokens)):
-        runs = [train(given, options) for options in CASES.values()]
+        runs = [train(given, options) for options in cases.values()]
         times = ratios([model for model, *_ in runs], x, given.runs)
         print(f"\n| {name}: formats | loss | accuracy | time of a step |\n|---|---|---|---|")
-        for case, (_, loss, accuracy), ratio in zip(CASES, runs, times, strict=True):
+        for case, (_, loss, accuracy), ratio in zip(cases, runs, times, strict=True):
             print(f"| {case} | {loss:.3f} | {100 * accuracy:.1f} % | {ratio:.2f} |", flush=True)
 
 

@@ -376,7 +376,8 @@ class _TrainingOptions:
     )
     formats: str | None = option(
         str,
-        "round values to fewer bits, and compute in float32: activations=e4m3fn,weights=e2m1:32",
+        "round values to fewer bits, and compute in float32: activations=e4m3fn,weights=e2m1:32, "
+        "or nvfp4, mxfp4",
         metavar="LIST",
     )
 

@@ -144,7 +144,7 @@ class Rounding:
 
     References
     ----------
-    NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149, appendix B.
+    NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149.
     """
 
     form: NumberFormat

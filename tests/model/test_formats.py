@@ -21,7 +21,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
 from tests.each import each
-from tests.kernels.test_rounding import nvfp4
+from tests.kernels.test_rounding import HADAMARD, nvfp4
 from tests.small_training import checksums
 
 ALL = "activations=e4m3fn,gradients=e5m2,weights=e2m1:32"
@@ -77,10 +77,7 @@ def test_factors_of_products_are_rounded_and_nothing_else(backend):
 
 def transformed(x: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Each whole 16 rows times the Hadamard matrix with the signs of the context's seed."""
-    h, y = np.ones((1, 1)), x.astype("float64")
-    while len(h) < 16:
-        h = np.block([[h, h], [h, -h]])
-    h = h / 4 * signs(CONTEXT.seed)
+    h, y = HADAMARD * signs(CONTEXT.seed), x.astype("float64")
     for i in range(0, len(x) // 16 * 16, 16):
         y[i : i + 16] = (h.T if inverse else h) @ x[i : i + 16]
     return y.astype("float32")

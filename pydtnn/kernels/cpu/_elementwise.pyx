@@ -148,9 +148,8 @@ cdef class ElementwiseKernels:
         cdef const void *x_ = data(x, 4, rows * columns)
         cdef int32_t *out_ = <int32_t *>output(out, 4, blocks)
         cdef const elementwise_kernels *kernels = elementwise_select(self.isa, 4)
-        if rows * columns > 0:
-            with nogil:
-                kernels.largest(x_, rows, columns, high, block, out_, threads)
+        with nogil:
+            kernels.largest(x_, rows, columns, high, block, out_, threads)
 
     def hadamard(self, x, signs, bint inverse, out, int threads):
         """out = Hadamard transform of each 16 rows of float32."""
@@ -159,9 +158,8 @@ cdef class ElementwiseKernels:
         cdef const void *signs_ = data(signs, 4, 16)
         cdef void *out_ = output(out, 4, 16 * groups * columns)
         cdef const elementwise_kernels *kernels = elementwise_select(self.isa, 4)
-        if groups * columns > 0:
-            with nogil:
-                kernels.hadamard(x_, groups, columns, signs_, inverse, out_, threads)
+        with nogil:
+            kernels.hadamard(x_, groups, columns, signs_, inverse, out_, threads)
 
     def round(self, x, form, peaks, ptrdiff_t high, ptrdiff_t block, noise, out, int threads):
         """out = x in a format, (mantissa, lowest, highest, top), to nearest or with noise."""

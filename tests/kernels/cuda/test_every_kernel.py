@@ -22,7 +22,7 @@ REALS = ("update",)  # parameters, gradients and state are never of 16 bits
 REFERENCE_ONLY = {
     *("norm.local_response_forward", "norm.local_response_backward"),
     *("norm.rms_forward", "norm.rms_backward"),
-    *("elementwise.exponents", "elementwise.round"),
+    *("elementwise.largest", "elementwise.hadamard", "elementwise.round"),
     *("update.adagrad", "update.lion", "loss.weighted_cross_entropy"),
 }
 """Kernels that run on the arrays of a GPU as on those of the host."""

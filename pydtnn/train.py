@@ -11,10 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
 from types import FrameType
 from typing import Any
 
-from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.config import TrainConfig, read_axes
 from pydtnn.cli.parser import Arguments
 from pydtnn.comm import Communicator, create_communicator, require_equal
 from pydtnn.comm.agree import on_remaining, together
@@ -64,13 +65,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             try:
                 with show_logs(comm.rank, verbose=config.verbose, quiet=config.quiet):
                     _log.debug("communicator and options: %.2f s", clock.now() - begin)
-                    if config.virtual_ranks is None:
-                        _run(config, comm, notes)
-                    else:
-                        tool = find_tool("virtual_ranks", "train: --virtual-ranks")
-                        tool.run_on_virtual_ranks(
-                            config, comm, lambda own: _run(config, own, notes)
-                        )
+                    execute(config, comm, lambda own: _run(config, own, notes))
             except SystemExit as error:
                 if comm.size == 1:
                     raise
@@ -170,6 +165,22 @@ def _once(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
         return work(*args)
+
+
+def execute(
+    config: TrainConfig, comm: Communicator, program: Callable[[Communicator], Any]
+) -> None:
+    """Call `program` on every rank: those of the job, or threads that they have."""
+    if config.virtual_ranks is not None:
+        find_tool("virtual_ranks", "train: --virtual-ranks").run_on_virtual_ranks(
+            config, comm, program
+        )
+    elif config.exact_mesh:
+        from pydtnn.comm.placed import run_placed
+
+        run_placed(comm, prod(read_axes(config.parallel).values()), program)
+    else:
+        program(comm)
 
 
 def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:

@@ -665,6 +665,19 @@ class _CommunicationOptions:
         "auto is the fastest by the performance model; by default all along data",
         metavar="LIST",
     )
+    exact_mesh: bool = option(
+        False,
+        "processes share the ranks of the axes, which are threads: the same bytes for any number "
+        "of processes and threads",
+        of="parallel.exact",
+        excludes={
+            "--parallel auto": "name the axes, as another mesh has other sums",
+            "--device cuda": HOST,
+            "--tuning measure": "use fixed, as algorithms differ between measurements",
+            "--allreduce !rule": "omit it, as sums have one order",
+            "--survive or --grace or --virtual-ranks": OMIT,
+        },
+    )
     micro_batches: int | None = option(
         int, "per rank and step; by default 4 per rank of a pipeline", at_least=1, of="parallel"
     )

@@ -51,7 +51,8 @@ def axes_over(text: str | None, comm: Communicator) -> dict[str, int]:
     if axes and ranks != comm.size:
         raise ValueError(
             f"train: --parallel: axes must multiply to the number of ranks, {comm.size}, got "
-            f"{text}, which is {ranks}; use mpirun -np {ranks}, or other axes"
+            f"{text}, which is {ranks}; use mpirun -np {ranks}, other axes, or "
+            f"--parallel {text}:exact=true, with which fewer processes share the ranks"
         )
     return axes
 

@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 import sys
+from collections import Counter
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -185,6 +186,7 @@ def print_report(job: Job) -> None:
         "peak": peak_memory(),
         "times": {} if job.meter is None else job.meter.times(),
         "bytes": comm.traffic.bytes - job.sent_before,
+        "process": comm.share(lambda: comm.rank),
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }
     ranks = comm.gather_object(own)
@@ -250,6 +252,13 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     virtual = []
     if job.config.virtual_ranks:
         virtual = find_tool("virtual_ranks").describe(job, steps - communication + data, wall)
+    processes = Counter(r["process"] for r in ranks)
+    each, shared = "per rank", list[tuple[str, str]]()
+    if job.config.exact_mesh:
+        share = f"{communication / steps if steps else 0:.0%} of the time in steps"
+        text = f"{len(processes)} with up to {max(processes.values())} ranks; messages, sums and "
+        text += f"waits for ranks of the same process take {share}"
+        each, shared = "per process", [("processes", text)]
     compared = [] if job.predicted is None else job.predicted.rows(_times(ranks))
     return [
         ("epochs", f"{trainer.epoch}, in steps of {job.work.batch} samples"),
@@ -262,11 +271,12 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ("time in evaluation", f"{evaluation:.1f} s"),
         *exchanged,
         (
-            "peak memory " + ("of all ranks" if job.config.virtual_ranks else "per rank"),
+            "peak memory " + ("of all ranks" if job.config.virtual_ranks else each),
             f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB",
         ),
         *([("peak memory per GPU", f"{gpu_peak / 1e6:.0f} MB")] if backend.name == "cuda" else []),
         ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
+        *shared,
         *_gpu(job),
         *_communication(job),
         *[("failure", str(failure)) for failure in (job.survival.failures if job.survival else ())],
@@ -313,6 +323,8 @@ def _gpu(job: Job) -> list[tuple[str, str]]:
 def _communication(job: Job) -> list[tuple[str, str]]:
     """Return the lines that describe the allreduce, if there are several ranks."""
     config, inner = job.config, job.trainer.comm.summing
+    if config.exact_mesh:
+        return [("allreduce", "in the order of the ranks")]
     if config.allreduce != RULE:
         return [("allreduce", config.allreduce)]
     if isinstance(inner, Ruled) or (inner.size == inner.local_size > 1 and not inner.capturable):

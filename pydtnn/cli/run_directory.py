@@ -236,7 +236,7 @@ NOT_INHERITED = (
 INITIAL = ("load", "load_options")
 """Options of the weights to start from, which a checkpoint replaces."""
 
-OF_THE_MESH = ("parallel", "plan", "micro_batches", "pipeline_schedule")
+OF_THE_MESH = ("parallel", "exact_mesh", "plan", "micro_batches", "pipeline_schedule")
 """Options that refer to axes of a run's mesh, and are not kept on another one."""
 
 
@@ -310,6 +310,8 @@ def start_values(run: EarlierRun, given: set[str], ranks: int) -> dict[str, Any]
     if values.get("dataset") in ("folder", "shards"):
         values.setdefault("exif_rotation", False)  # earlier versions did not turn photographs
     mesh = read_axes(str(values.get("parallel") or ""))
+    if values.get("exact_mesh") and "parallel" not in given:
+        ranks = run.ranks  # which any number of processes has
     other = run.ranks not in (0, ranks) or "parallel" in given
     if "parallel" in given or prod(mesh.values()) != ranks:
         for name in OF_THE_MESH:

@@ -181,10 +181,12 @@ class World:
     ----------
     size : int
         Number of ranks.
+    first : int
+        Number of the first one in errors.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size, self.lock = size, threading.Lock()
+    def __init__(self, size: int, first: int = 0) -> None:
+        self.size, self.first, self.lock = size, first, threading.Lock()
         self.failure: BaseException | None = None
         self._running: dict[int, int] = {}  # thread -> rank
         self._expected = size
@@ -207,7 +209,7 @@ class World:
             self._expected -= 1
             self._remaining.discard(rank)
             if error is not None and not isinstance(error, Ended):
-                self._fail(name_rank(rank, error))
+                self._fail(name_rank(self.first + rank, error))
             self._find_deadlock()
 
     def lose(self, rank: int) -> None:
@@ -350,6 +352,7 @@ def run_threads(
     function: Callable[..., Any],
     *args: Any,
     hosts: Sequence[Hashable] | None = None,
+    first: int = 0,
 ) -> list[Any]:
     """Call `function(comm, *args)` on `n` ranks that are threads, and return their results.
 
@@ -367,6 +370,8 @@ def run_threads(
         Arguments of `function` on every rank.
     hosts : sequence of hashable, optional
         Simulated host of each rank. Default: one host.
+    first : int
+        The number of the first of these ranks among all, if other processes have further ones.
 
     Returns
     -------
@@ -391,8 +396,8 @@ def run_threads(
     hosts = [0] * n if hosts is None else list(hosts)
     if len(hosts) != n:
         raise ValueError(f"run_threads: expected a host for each of {n} ranks, got {len(hosts)}.")
-    world = World(n)
-    group = _Group(world, hosts, "all", range(n))
+    world = World(n, first)
+    group = _Group(world, hosts, "all", range(first, first + n))
     results: list[Any] = [None] * n
 
     def run(rank: int) -> None:

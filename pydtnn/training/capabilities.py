@@ -149,7 +149,7 @@ FEATURES = {
         excludes={
             "sums that are not plain": "stages that two ranks of a pipeline have require sums of "
             "gradients that are neither exact nor compressed, as those of allreduce and sharded, "
-            "got {1}; use one, or a schedule such as 1f1b",
+            "got {1}; use one, a schedule such as 1f1b, or --parallel exact=true instead",
         },
     ),
     "micro_batches": Feature(
@@ -173,11 +173,13 @@ FEATURES = {
             "scheme that depends on ranks": "{1}: results depend on the number of ranks, so exact "
             "sums are not supported; use AllReduce or ShardedOptimizer",
             "backward in halves": "exact training adds up whole gradients of micro-batches, so the "
-            "schedule of a pipeline must compute backward in one piece; use 1f1b",
+            "schedule of a pipeline must compute backward in one piece; use 1f1b, or --parallel "
+            "exact=true instead",
             "measured algorithms": "exact training requires algorithms that are not chosen by "
             'measurement; use the tuning "fixed"',
             "sums over further axes": "exact training requires gradients that are summed over the "
-            "axis data only, got those of {1}, too; use another plan",
+            "axis data only, got those of {1}, too; use another plan, or --parallel exact=true "
+            "instead",
         },
     ),
     "compression": Feature(

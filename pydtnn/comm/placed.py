@@ -41,7 +41,7 @@ MAX_THREADS = 16
 """Ranks of a process, of which there are several."""
 
 
-class Place(NamedTuple):
+class ThreadOfProcess(NamedTuple):
     """The process that computes a rank, and the number of its thread there."""
 
     process: int
@@ -67,13 +67,17 @@ class PlacedCommunicator(Communicator):
     origin : _Origin
     local : ThreadCommunicator
         The ranks of the group in this process, in their order.
-    places : sequence of Place
+    places : sequence of ThreadOfProcess
         Of all ranks of the group.
     rank : int
     """
 
     def __init__(
-        self, origin: _Origin, local: ThreadCommunicator, places: Sequence[Place], rank: int
+        self,
+        origin: _Origin,
+        local: ThreadCommunicator,
+        places: Sequence[ThreadOfProcess],
+        rank: int,
     ) -> None:
         super().__init__(rank, [0] * len(places), local.traffic)
         self._origin, self._local, self._places = origin, local, places
@@ -248,7 +252,9 @@ def run_placed(
             f"{ranks} ranks: expected one process, or several with at most {MAX_THREADS} ranks "
             f"each, got {comm.size}; start {-(-ranks // MAX_THREADS)} or more"
         )
-    places = [Place(p, t) for p, (a, b) in enumerate(pairwise(cuts)) for t in range(b - a)]
+    places = [
+        ThreadOfProcess(p, t) for p, (a, b) in enumerate(pairwise(cuts)) for t in range(b - a)
+    ]
     processes = without_rule(comm).split(0)
     processes.traffic = Traffic()  # those of the ranks are counted, and reported
 

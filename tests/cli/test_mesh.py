@@ -184,7 +184,12 @@ def test_processes_that_share_ranks_train_as_one_that_has_all(tmp_path):
     found = []
     for processes in (1, 2, 4):
         file = tmp_path / f"{processes}.safetensors"
-        own = [f"--save={file}", "--quiet", f"--output-dir={tmp_path / str(processes)}"]
+        own = [
+            f"--save={file}",
+            "--steps-per-epoch=2",
+            "--quiet",
+            f"--output-dir={tmp_path / str(processes)}",
+        ]
         config = parse([*TINY, "--parallel=filter=4:exact=true", *own])
         run_threads(
             processes, lambda comm, config=config: execute(config, comm, partial(runs.run, config))

@@ -39,7 +39,13 @@ from pydtnn.comm.monitor.links import (
 from pydtnn.comm.monitor.signals import SignalWatch, describe_signal
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Facts, Slot, slots_in
 from pydtnn.comm.monitor.supervision import DEFAULT_TIMEOUT_S, LAST_RECORD_S, Supervision
-from pydtnn.utils.errors import AgreedError, describe, requested_traceback, write_error
+from pydtnn.utils.errors import (
+    AgreedError,
+    RankError,
+    describe,
+    requested_traceback,
+    write_error,
+)
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, local_ranks, survives
 from pydtnn.utils.terminal import is_proxy
 
@@ -412,7 +418,8 @@ class FailureHooks:
             if code == LOST_STATUS:
                 time.sleep(FORWARDING_S)  # the monitor process may know which rank was killed
         finally:
-            self._end(f"{trace}{self._prefix()}{reason}", code)
+            named = isinstance(error, RankError)  # one of several ranks of this process
+            self._end(f"{trace}{'' if named else self._prefix()}{reason}", code)
 
     def _end(self, reason: str, code: int) -> None:
         try:

@@ -147,8 +147,13 @@ def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = 
     """
     from pydtnn.tools.perfmodel.projection import without_formula
 
-    if config.virtual_ranks is not None or config.teacher:
-        return "--teacher" if config.teacher else "--virtual-ranks"
+    without = {
+        "--teacher": config.teacher,
+        "--virtual-ranks": config.virtual_ranks,
+        "--parallel exact": config.exact_mesh,
+    }
+    if found := [option for option, given in without.items() if given]:
+        return found[0]
     name = without_formula(work, platform)
     if name == "threads" and platform is not None:
         return f"--threads {work.threads} where --platform has {platform.compute.threads}"

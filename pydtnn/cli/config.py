@@ -684,7 +684,7 @@ class _CommunicationOptions:
     pipeline_schedule: str = option(
         "1f1b",
         "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
-        "dualpipe, recycle:2x4-5 (2 pipelines of 4 stages without rank 5), "
+        "dualpipe, 2bw, recycle:2x4-5 (2 pipelines of 4 stages without rank 5), "
         "path/to/file.py:function, or auto, the fastest by the performance model",
         of="parallel.schedule",
         needs="--parallel pipeline=2 or --parallel auto --parallel schedule=auto",

@@ -203,6 +203,10 @@ class Pipeline:
         """Add up the flat arrays of all stages. Collective: all stages call it."""
         self._group.allreduce(array)
 
+    def start_sum(self, array: Array) -> Request:
+        """Start to add up the flat arrays of all stages. Collective: all stages call it."""
+        return self._group.iallreduce(array)
+
     # -- passes through all stages ----------------------------------------------------------------
 
     def _first_path(self) -> list[int]:

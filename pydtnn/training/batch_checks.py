@@ -53,7 +53,7 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
     ]
     checked = {number: check(setup.model.schedule, pipeline.ranks, number) for number in {*numbers}}
     micro_batches = numbers[0]
-    if micro_batches < pipeline.ranks and setup.comm.rank == 0:
+    if micro_batches + setup.asynchronous < pipeline.ranks and setup.comm.rank == 0:
         better = DEFAULT_PER_RANK * pipeline.ranks
         warnings.warn(
             f"Trainer: {micro_batches} micro-batches keep {pipeline.ranks} stages waiting "

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pydtnn.model.pipeline import actions_of
 from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.exchange import GathersParameters
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.setup import Setup
@@ -152,6 +153,17 @@ FEATURES = {
             "got {1}; use one, a schedule such as 1f1b, or --parallel exact=true instead",
         },
     ),
+    "asynchronous pipeline": Feature(
+        lambda setup: setup.asynchronous,
+        "--parallel schedule=2bw",
+        {
+            "sums that are not plain": "steps that overlap require plain sums of gradients, got "
+            "{1}; use AllReduce, or the schedule 1f1b",
+            "parts of parameters": "two versions are kept of whole weights, got {1}; use AllReduce",
+            "clipped gradients": "stages do not wait for each other, so clip_norm must be None",
+            "GPU": "asynchronous pipelines are not supported on a GPU; use the schedule 1f1b",
+        },
+    ),
     "micro_batches": Feature(
         lambda setup: (setup.model.pipeline or setup.micro_batches != 1) and setup.micro_batches,
         "--parallel micro_batches",
@@ -247,7 +259,8 @@ FEATURES = {
         options="--survive",
         excludes={
             "residuals of parts": "residuals of compression are not kept for networks "
-            "that are cut; omit --compress"
+            "that are cut; omit --compress",
+            "asynchronous pipeline": "steps that overlap end on all ranks; use the schedule 1f1b",
         },
     ),
     "recycling": Feature(
@@ -304,6 +317,10 @@ FEATURES = {
         )
     ),
     "residuals of parts": Feature(_residuals_of_parts),
+    "parts of parameters": Feature(
+        lambda setup: isinstance(setup.exchange, GathersParameters) and _scheme(setup)
+    ),
+    "clipped gradients": Feature(lambda setup: setup.optimizer.clip_norm is not None),
     "parts of the network": Feature(lambda setup: setup.mesh and ", ".join(setup.mesh.model_axes)),
     "one rank": Feature(lambda setup: setup.data.size == 1),
     "format of weights": Feature(lambda setup: any(b.rounding for b in setup.model.buffers)),

@@ -22,6 +22,7 @@ from pydtnn.training.gradient_check import OnReady, check_stored
 from pydtnn.training.mesh import group_of_copies
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
+from pydtnn.utils.request import Completed
 
 if TYPE_CHECKING:
     from pydtnn.model.partition.stages import Stage
@@ -37,7 +38,8 @@ class StagePasses(Passes):
     """Forward and backward of a rank's micro-batches in its stages.
 
     The micro-batches are the shards of the batch. Receives are started before the preceding actions
-    are computed, and sends are awaited at the end of the step.
+    are computed, and sends are awaited at the end of the step. Steps that overlap are computed
+    action by action (`pydtnn.training.asynchronous`).
 
     Parameters
     ----------
@@ -49,6 +51,14 @@ class StagePasses(Passes):
     ----------
     most_kept : float
         The most micro-batches whose values were kept for backward at a time, see `max_in_flight`.
+    left : deque of Action
+        Actions that have not been carried out.
+    sent : deque of Transfer
+        Messages that may be incomplete.
+    summed : Request
+        Of the sums of losses and metrics.
+    version : int
+        Of the weights, if steps overlap.
     """
 
     def __init__(
@@ -56,66 +66,80 @@ class StagePasses(Passes):
     ) -> None:
         super().__init__(setup, batch, epoch, seed)
         self.pipeline = pipeline
-        self.most_kept = 0.0
+        self.most_kept, self.version = 0.0, 0
         ranks = pipeline.rank, pipeline.ranks
         self._actions = actions_of(setup.model.schedule, *ranks, len(self.shards))
         self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
         self._copies = group_of_copies(self.model, setup.mesh)
+        self.left = deque(self._actions)
         self._left = Counter(action.stage for action in self._actions)
         self._unsummed = deque(self._order_of_sums())
         self._sums: list[tuple[Bucket, Request]] = []  # over the copies of a stage
+        self._firsts = {(a.kind, a.stage): a for a in reversed(self._actions)}
+        self._lasts = {(a.kind, a.stage): a for a in self._actions} if self._copies is None else {}
         self._first = self._last = False  # of the actions of their kind and stage
         stages = pipeline.owners.stages
         self._awaited = (a for a in self._actions if source_of(a, stages) is not None)
         self._received: dict[Action, Transfer] = {}
-        self._sent: deque[Transfer] = deque()
+        self.sent: deque[Transfer] = deque()
         self._kept: dict[Place, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
         self._checks: dict[int, OnReady] = {}
-        self._summed: Request | None = None
+        self.summed: Request = Completed()
         self._penalties: Penalties | None = None  # of the forward pass before
         self._totals: list[list[Array]] = [[] for _ in self.shards]  # of each stage of this rank
         self._losses_left = sum(
             a.kind == "forward" and (self.model.penalised or pipeline.is_last(self._stage_of(a)[1]))
             for a in self._actions
         )
+        self._receive_ahead(RECEIVES_AHEAD)
+        self._start_sums()
 
     def run(self) -> None:
         """Compute all micro-batches. Collective: all ranks call it."""
-        compute = {
-            "forward": self._forward_of,
-            "backward": self._backward_of,
-            "backward_inputs": self._backward_inputs_of,
-            "backward_parameters": self._backward_parameters_of,
-        }
-        first = {(a.kind, a.stage): a for a in reversed(self._actions)}
-        last = {(a.kind, a.stage): a for a in self._actions} if self._copies is None else {}
-        self._receive_ahead(RECEIVES_AHEAD)
-        self._start_sums()
-        for action in self._actions:
-            number, kind = action.micro_batch, (action.kind, action.stage)
-            with self.setup.phase("exchange", number):
-                arrays = self._receive(action)
-            with self.setup.phase(action.kind.partition("_")[0], number):
-                self._first, self._last = action == first[kind], action == last.get(kind)
-                compute[action.kind](action, arrays)
-            if action.kind == "forward":
-                self._end_forward(action)
-            self._left[action.stage] -= 1
-            self._start_sums()
+        while self.left:
+            self.proceed()
         if self._copies is not None:
             with self.setup.phase("exchange"):
                 self._finish_sums(self._copies)
         with self.setup.phase("loss"):
-            if self._summed is not None:
-                self._summed.wait()
+            self.summed.wait()
             if self.model.penalised or self._copies is not None:
                 self.pipeline.add(self.totals.values)
             else:
                 self.pipeline.broadcast(self.totals.values)
             self.fold_statistics()
         with self.setup.phase("exchange"):
-            for sent in self._sent:
-                sent.wait()
+            self.wait_for_sent()
+
+    def proceed(self) -> None:
+        """Carry out the next action."""
+        compute = {
+            "forward": self._forward_of,
+            "backward": self._backward_of,
+            "backward_inputs": self._backward_inputs_of,
+            "backward_parameters": self._backward_parameters_of,
+        }
+        action = self.left.popleft()
+        number, kind = action.micro_batch, (action.kind, action.stage)
+        with self.setup.phase("exchange", number):
+            arrays = self._receive(action)
+        with self.setup.phase(action.kind.partition("_")[0], number):
+            self._first, self._last = action == self._firsts[kind], action == self._lasts.get(kind)
+            compute[action.kind](action, arrays)
+        if action.kind == "forward":
+            self._end_forward(action)
+        self._left[action.stage] -= 1
+        self._start_sums()
+
+    def share_losses(self) -> None:
+        """Start to send loss and metrics to all stages. Collective: all ranks call it."""
+        self.summed.wait()
+        self.summed = self.pipeline.start_sum(self.totals.values)
+
+    def wait_for_sent(self) -> None:
+        """Wait until other ranks have received all messages."""
+        for sent in self.sent:
+            sent.wait()
 
     def _order_of_sums(self) -> list[int]:
         """Return the stages that other ranks have, too, as the first of these completes them."""
@@ -182,7 +206,7 @@ class StagePasses(Passes):
             if not self._losses_left:  # overlapped with backward
                 totals = zip(self.shards, self._totals, strict=True)
                 self.losses = [(shard.number, sum_in_order(own)) for shard, own in totals if own]
-                self._summed = self.add_up_losses()
+                self.summed = self.add_up_losses()
         self.most_kept = max(self.most_kept, len(self._kept) / len(self._parts))
         self.take_statistics(shard)
 
@@ -258,8 +282,8 @@ class StagePasses(Passes):
 
     def _progress(self) -> None:
         """Let the communicator make progress with the oldest messages; forget complete ones."""
-        while self._sent and self._sent[0].test():
-            self._sent.popleft()
+        while self.sent and self.sent[0].test():
+            self.sent.popleft()
         for _, request in self._sums:
             if not request.test():
                 break
@@ -286,7 +310,7 @@ class StagePasses(Passes):
     def _send(self, action: Action, result: Any) -> None:
         """Start to send the result of an action to the stage that waits for it."""
         _, stage = self._stage_of(action)
-        self._sent.append(self.pipeline.send(stage, action.direction, result, action.micro_batch))
+        self.sent.append(self.pipeline.send(stage, action.direction, result, action.micro_batch))
 
 
 def place_of(action: Action) -> Place:

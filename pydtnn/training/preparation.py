@@ -56,7 +56,7 @@ def choose_segments(setup: Setup, loader: Loader, largest: int) -> None:
     in_flight = micro_batches_in_flight(setup, shards)
     error: Exception | None = None
     try:
-        slots = setup.optimizer.state_size
+        slots = setup.optimizer.state_size + setup.asynchronous  # a second version of the weights
         model.choose_segments(largest * together, slots=slots, in_flight=in_flight)
     except ValueError as reason:
         error = reason

@@ -12,6 +12,7 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
+from pydtnn.model.pipeline.schedules import is_asynchronous
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GathersParameters, GradientExchange
@@ -83,6 +84,12 @@ class Setup:
         Each pass gathers parameters, or determines the order in which stages sum gradients.
         """
         return isinstance(self.exchange, GathersParameters) or self.model.pipeline is not None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps overlap, with two versions of the weights: `AsynchronousSteps`."""
+        stage = self.model.pipeline
+        return stage is not None and is_asynchronous(self.model.schedule, stage.ranks)
 
     @property
     def own_losses(self) -> bool:

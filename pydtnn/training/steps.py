@@ -77,11 +77,16 @@ def check_totals(passes: Passes) -> Totals:
     """
     setup = passes.setup
     totals = setup.to_host(passes.totals)
-    if setup.model.backend.has_values and not np.isfinite(totals.values).all():
+    if not is_finite(setup, totals):
         if not setup.own_losses:
             abandon(setup.exchange)
         raise not_finite_at(setup, passes.batch, passes.context.epoch, passes.context.seed, totals)
     return totals
+
+
+def is_finite(setup: Setup, totals: Totals) -> bool:
+    """Return whether loss and metrics are finite, if kernels compute values."""
+    return not setup.model.backend.has_values or bool(np.isfinite(totals.values).all())
 
 
 class Eager:

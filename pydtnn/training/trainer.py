@@ -117,14 +117,15 @@ class Trainer(SuggestsNames):
         Epochs completed, and steps of the current epoch completed.
     logs : dict
         The current epoch's losses and metrics so far, over all ranks; of the last `own_steps`, over
-        the samples of this rank only. If steps are captured, without the last step, which is not
-        complete, and empty after the first.
+        the samples of this rank only. If steps are captured or overlap, without the last step,
+        which is not complete, and empty after the first.
     history : list of dict
         One entry per epoch completed.
     losses : list of float
         The loss of each step that this process has trained, over the samples of all ranks and equal
         on all of them; in the last `own_steps`, over the samples of this rank. If steps are
-        captured, the last one is added after the next step has begun. Not saved in checkpoints.
+        captured or overlap, the last one is added after the next step has begun. Not saved in
+        checkpoints.
     own_steps : int
         Steps whose losses have not been summed over the ranks. 0 if the scheme sums them in every
         step (`GradientExchange.sums_losses`); schemes whose ranks train independently, such as
@@ -502,6 +503,10 @@ class Trainer(SuggestsNames):
     @cached_property
     def steps(self) -> TrainingSteps:
         """The implementation of steps, selected before the first."""
+        if self.setup.asynchronous:
+            from pydtnn.training.asynchronous import AsynchronousSteps  # only with stages
+
+            return AsynchronousSteps(self.setup)
         if self.setup.model.backend.name != "cuda":
             return self._eager(self.setup, uses_up=self._uses_up)
         from pydtnn.training.capture import create_steps  # only here: it imports GPU code
@@ -711,6 +716,7 @@ class Trainer(SuggestsNames):
         own afterwards.
         """
         with collective(self.comm, "Trainer.averaged", nested=True):
+            self.drain()
             self.synchronise()
             with averaged(self.exchange):
                 yield

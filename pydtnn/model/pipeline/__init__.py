@@ -7,6 +7,7 @@ from pydtnn.utils.lazy import homes, lazy
 if TYPE_CHECKING:
     from pydtnn.model.pipeline.check import Timetable as Timetable
     from pydtnn.model.pipeline.check import check as check
+    from pydtnn.model.pipeline.check import steady_bubble as steady_bubble
     from pydtnn.model.pipeline.schedules import PIPELINE_SCHEDULES as PIPELINE_SCHEDULES
     from pydtnn.model.pipeline.schedules import Action as Action
     from pydtnn.model.pipeline.schedules import PipelineError as PipelineError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pydtnn.model.pipeline.schedules import interleaved as interleaved
     from pydtnn.model.pipeline.schedules import is_possible as is_possible
     from pydtnn.model.pipeline.schedules import one_forward_one_backward as one_forward_one_backward
+    from pydtnn.model.pipeline.schedules import pipedream_2bw as pipedream_2bw
     from pydtnn.model.pipeline.schedules import placement as placement
     from pydtnn.model.pipeline.schedules import zb_2p as zb_2p
     from pydtnn.model.pipeline.schedules import zb_h1 as zb_h1

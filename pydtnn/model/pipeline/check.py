@@ -178,6 +178,7 @@ def check(
     ranks: int = 0,
     micro_batches: int = 0,
     *,
+    steps: int = 1,
     forward: float = 1.0,
     backward: float = 2.0,
     parameters: float | None = None,
@@ -195,6 +196,8 @@ def check(
         A name of `PIPELINE_SCHEDULES`, a function, or the actions of all ranks.
     ranks, micro_batches : int
         Of a name or function; if actions are given, they are counted.
+    steps : int
+        Consecutive steps of a name or function, which are one if the schedule is asynchronous.
     forward, backward, parameters
         Times of a stage, see `StageTime`.
 
@@ -213,10 +216,11 @@ def check(
     ...
     pydtnn.model.pipeline.schedules.PipelineError: stage 1 has backward 0 before forward 0; ...
     """
-    plan = plan_of(schedule, ranks, micro_batches)
+    plan = plan_of(schedule, ranks, micro_batches, steps)
     numbers = range(1 + max((a.micro_batch for actions in plan for a in actions), default=0))
     if not isinstance(schedule, str) and not callable(schedule):
         micro_batches = len(numbers)
+    micro_batches *= steps
     stages = owners_of(plan).stages
     for stage in range(stages):
         own = [a for actions in plan for a in actions if a.stage == stage]
@@ -225,13 +229,30 @@ def check(
     return carry_out(plan, lambda action: each)
 
 
-def plan_of(schedule: str | Schedule | Plan, ranks: int, micro_batches: int) -> Plan:
+def steady_bubble(
+    schedule: str | Schedule, ranks: int, micro_batches: int, **times: float
+) -> float:
+    """Return the fraction of a further step, after two, in which a rank computes nothing.
+
+    Parameters are those of `check`.
+
+    >>> [round(steady_bubble(name, 4, 8), 3) for name in ("1f1b", "2bw")]
+    [0.273, 0.0]
+    """
+    two, three = (check(schedule, ranks, micro_batches, steps=n, **times) for n in (2, 3))
+    busy = sum(event.end - event.begin for event in three.events) / 3
+    return 1 - busy / (ranks * (three.duration - two.duration))
+
+
+def plan_of(
+    schedule: str | Schedule | Plan, ranks: int, micro_batches: int, steps: int = 1
+) -> Plan:
     """List the actions of every rank; parameters as for `check`."""
     if not isinstance(schedule, str) and not callable(schedule):
         return [with_stages(actions, rank) for rank, actions in enumerate(schedule)]
     check_int("check", "ranks", ranks, at_least=1)
     check_int("check", "micro_batches", micro_batches, at_least=1)
-    return [actions_of(schedule, rank, ranks, micro_batches) for rank in range(ranks)]
+    return [actions_of(schedule, rank, ranks, micro_batches, steps) for rank in range(ranks)]
 
 
 def _check_stage(stage: int, actions: Sequence[Action], micro_batches: int) -> None:

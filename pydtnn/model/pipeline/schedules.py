@@ -7,6 +7,8 @@ receives the values of micro-batch m from the stage before it, and afterwards it
 the next; ``backward(m)`` does the same with gradients in the other direction. Sends do not block;
 an action begins when its message has arrived. Backward may be in two halves: gradients of inputs,
 for which the stage before waits, and later those of parameters, for which no stage waits.
+Micro-batches with numbers below 0 are those of the step before, -1 its last one: the schedule is
+then asynchronous, and steps follow one another without an end between them.
 """
 
 from __future__ import annotations
@@ -131,6 +133,25 @@ def eager_one_forward_one_backward(rank: int, ranks: int, micro_batches: int) ->
     ['forward 0', 'forward 1', 'forward 2', 'backward 0', 'backward 1', 'backward 2']
     """
     return _alternating(2 * (ranks - rank - 1), micro_batches)
+
+
+def pipedream_2bw(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """1F1B without an end between steps: no stage waits, and gradients are a version late.
+
+    Between the first forward passes of a step, a stage computes backward of the last micro-batches
+    of the step before, which have numbers below 0: as many as there are later stages, at most all.
+    A step uses the weights of its beginning in both passes, so that two versions exist.
+
+    References
+    ----------
+    Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021, section 3.1:
+    PipeDream-2BW.
+
+    >>> [str(action) for action in pipedream_2bw(0, 2, 2)]
+    ['forward 0', 'backward -1', 'forward 1', 'backward 0']
+    """
+    ahead = min(ranks - rank - 1, micro_batches)
+    return [a for m in range(micro_batches) for a in (forward(m), backward(m - ahead))]
 
 
 def zb_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
@@ -418,6 +439,7 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "chimera": chimera,
     "dualpipe": dualpipe,
     "recycle": recycle,
+    "2bw": pipedream_2bw,
 }
 """Schedules by their names on the command line."""
 
@@ -461,9 +483,32 @@ def find(schedule: str | Schedule) -> Schedule:
 
 
 def actions_of(
+    schedule: str | Schedule, rank: int, ranks: int, micro_batches: int, steps: int = 1
+) -> tuple[Action, ...]:
+    """List the actions of a rank in consecutive steps, each with the number of its stage.
+
+    No micro-batch is in flight before the first and after the last; they are numbered throughout.
+
+    >>> [str(action) for action in actions_of("2bw", 0, 2, 2)]
+    ['forward 0', 'forward 1', 'backward 0', 'backward 1']
+    """
+    own = actions_within(schedule, rank, ranks, micro_batches)
+    further = -(min([0, *(a.micro_batch for a in own)]) // micro_batches)
+    moved = (
+        (step, a._replace(micro_batch=a.micro_batch + step * micro_batches))
+        for step in range(steps + further)
+        for a in own
+    )
+    total = steps * micro_batches
+    return tuple(a for k, a in moved if a.micro_batch >= 0 and (k < steps or a.micro_batch < total))
+
+
+def actions_within(
     schedule: str | Schedule, rank: int, ranks: int, micro_batches: int
 ) -> tuple[Action, ...]:
-    """List the actions of a rank, each with the number of its stage.
+    """List the actions of a rank in a step among others, as the schedule returns them.
+
+    Micro-batches of the step before have numbers below 0, -1 that of its last one.
 
     Raises
     ------
@@ -488,6 +533,12 @@ def actions_of(
 def with_stages(actions: Iterable[Action], rank: int) -> tuple[Action, ...]:
     """Return the actions of a rank with the number of the stage where it is not given."""
     return tuple(a._replace(stage=rank) if a.stage == -1 else a for a in actions)
+
+
+def is_asynchronous(schedule: str | Schedule, ranks: int) -> bool:
+    """Return whether micro-batches of a step are in flight when the next one begins."""
+    plan = (actions_within(schedule, rank, ranks, ranks) for rank in range(ranks))
+    return any(action.micro_batch < 0 for actions in plan for action in actions)
 
 
 class Owners(NamedTuple):

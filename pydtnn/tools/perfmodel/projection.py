@@ -15,7 +15,7 @@ from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.model.pipeline.check import StageTime, Timetable, carry_out, max_in_flight, plan_of
-from pydtnn.model.pipeline.schedules import Action, placement
+from pydtnn.model.pipeline.schedules import Action, is_asynchronous, placement
 from pydtnn.tools.perfmodel import timing
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
@@ -219,6 +219,8 @@ class Projector:
         buffers = 2.0 * own.trained if work.compress else 0.0
         sizes = sorted(bucket.nbytes for bucket in outline.buckets) or [0]
         others = [(1 - 1 / work.parts) * nbytes for nbytes in sizes]  # parts of other ranks
+        if work.stages > 1 and is_asynchronous(work.pipeline_schedule, work.stages):
+            buffers += own.trained  # the second version of the weights
         if work.parts > 1:
             buffers += (2 + 1 / work.parts) * sizes[-1]  # as `virtual.communicator.Buffers`
         if not work.compress:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydtnn.model.pipeline.check import check
+from pydtnn.model.pipeline.check import check, steady_bubble
 from pydtnn.model.pipeline.schedules import PIPELINE_SCHEDULES, find
 from pydtnn.tools.schedules.pipeline_picture import draw, text, title
 from pydtnn.utils.command import Parser, run_command
@@ -46,7 +46,7 @@ def create_parser() -> Parser:
     parser.add_argument(
         "name", metavar="NAME", help=f"{', '.join(PIPELINE_SCHEDULES)} or path/to/file.py:function"
     )
-    for name, usual in (("ranks", 4), ("micro-batches", 8)):
+    for name, usual in (("ranks", 4), ("micro-batches", 8), ("steps", 1)):
         parser.add_argument(
             f"--{name}", type=int, default=usual, metavar="N", help=f"default: {usual}"
         )
@@ -58,9 +58,11 @@ def create_parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> None:
     name = options.name.rpartition(":")[2]
-    done = check(find(options.name), options.ranks, options.micro_batches)
+    schedule, sizes = find(options.name), (options.ranks, options.micro_batches)
+    done = check(schedule, *sizes, steps=options.steps)
     if options.command == "check":
-        print(f"correct: {title(name, done)}")
+        idle = f"{100 * steady_bubble(schedule, *sizes):.0f} % in a further step"
+        print(f"correct: {title(name, done)}; idle {idle}")
     elif options.output:
         draw(options.output, name, done)
     else:

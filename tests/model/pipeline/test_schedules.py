@@ -21,6 +21,7 @@ from pydtnn.model.pipeline import (
     find,
     forward,
     placement,
+    steady_bubble,
 )
 from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.tools.schedules.pipeline_picture import text
@@ -98,6 +99,17 @@ def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks):
     assert done.waiting == 0
     assert done.duration == 2 * 3 * 3 * ranks + ranks - 1
     assert done.in_flight == (ranks,) * ranks
+
+
+@each("ranks", [2, 3, 5])
+@each(("f", "b"), [(1, 1), (1, 2), (3, 2)])
+def test_2bw_has_no_bubble_in_further_steps_and_the_memory_of_1f1b(ranks, f, b):
+    """Narayanan et al. 2021, section 3.1; a pipeline that is emptied once waits as 1F1B."""
+    for n in (ranks - 1, ranks, 3 * ranks):
+        assert steady_bubble("2bw", ranks, n, forward=f, backward=b) == 0
+        assert check("2bw", ranks, n, steps=3).in_flight == (*range(ranks, 0, -1),)
+        assert check("2bw", ranks, n).events == check("1f1b", ranks, n).events
+        assert steady_bubble("1f1b", ranks, n) == pytest.approx(bubble(ranks, n))
 
 
 @each("ranks", [2, *PAPERS])

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +22,7 @@ from PIL import Image
 import pydtnn
 from pydtnn import Model, Trainer, create_backend, load_dataset, run_threads
 from pydtnn.callbacks import Callback, FunctionCallback
+from pydtnn.comm.serial import Serial
 from pydtnn.comm.traffic import Traffic
 from pydtnn.data import ArrayDataset
 from pydtnn.models import create_net
@@ -38,6 +39,7 @@ from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
 from pydtnn.tools.perfmodel.virtual.disturbances import Disturbances, Straggler
 from pydtnn.tools.schedules.figures import BAND, INK, LINE, PALETTE, QUIET, STYLE
 from pydtnn.tools.tracing import load_timeline
+from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind
 
@@ -458,38 +460,59 @@ def speed(figure: Figure) -> None:
 
 # -- orthogonal steps -----------------------------------------------------------------------------
 
-RULES: dict[str, Callable[..., Any]] = {
-    "AdamW": partial(AdamW, weight_decay=0.1),
-    "Muon": Muon,
-    "Muon, bfloat16": partial(Muon, bfloat16=True),
-}
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
+ADAMW = partial(AdamW, weight_decay=0.1)
+LATE = partial(StaleGradients, delay=1)
+RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "AdamW": (ADAMW, AllReduce),
+    "Muon": (Muon, AllReduce),
+    "Muon, bfloat16": (partial(Muon, bfloat16=True), AllReduce),
+}
+DELAYED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "AdamW": (ADAMW, AllReduce),
+    "AdamW, a step late": (ADAMW, LATE),
+    "Muon": (Muon, AllReduce),
+    "Muon, a step late": (Muon, LATE),
+}
+"""Rules with the schemes that apply their gradients: `LATE` as the pipeline 2bw, in one process."""
 
 
-def muon(figure: Figure) -> None:
-    """Test loss of a GPT after equal numbers of steps over the learning rate, for three seeds."""
+def final_loss(
+    rule: Callable[..., Any], scheme: Callable[..., Any], rate: float, seed: int
+) -> float:
+    """Train a GPT for some steps; return its test loss."""
     train, test = load_dataset("text", length=64)
+    steps = EPOCHS["muon"]
     parts = train.subset(np.arange(0, len(train), 8)), test.subset(np.arange(0, len(test), 40))
-    steps, axes = EPOCHS["muon"], figure.add_subplot()
     size = min(32, len(parts[0]) // steps)
-
-    def loss(rule: Callable[..., Any], rate: float, seed: int) -> float:
-        net = create_net("gpt_nano", train.classes, train.input_shape)
-        model = Model(net, train.input_shape, seed=seed)
-        schedule = get_schedule("cosine", rate, steps, steps, warmup_steps=steps // 20)
-        trainer = Trainer(model, rule(schedule), progress=False)
-        trainer.fit(parts[0].subset(np.arange(size * steps)), epochs=1, batch_size=size, seed=seed)
+    net = create_net("gpt_nano", train.classes, train.input_shape)
+    model = Model(net, train.input_shape, seed=seed)
+    schedule = get_schedule("cosine", rate, steps, steps, warmup_steps=steps // 20)
+    trainer = Trainer(model, rule(schedule), exchange=scheme(Serial()), progress=False)
+    own = parts[0].subset(np.arange(size * steps))
+    try:
+        trainer.fit(own, epochs=1, batch_size=size, seed=seed)
         return trainer.evaluate(parts[1])["loss"]
+    except NotFiniteError:
+        return np.nan
 
-    for (name, rule), color in zip(RULES.items(), PALETTE, strict=False):
-        losses = np.array([[loss(rule, rate, seed) for seed in range(3)] for rate in RATES])
-        axes.semilogx(RATES, losses.mean(axis=1), "o-", color=color, ms=3, lw=1.4, label=name)
-        axes.semilogx(RATES, losses, "_", color=color, ms=6)
+
+def over_rates(
+    rules: dict[str, tuple[Callable[..., Any], Callable[..., Any]]],
+    rates: Sequence[float],
+    figure: Figure,
+) -> None:
+    """Test loss of a GPT after equal numbers of steps over the learning rate, for three seeds."""
+    steps, axes = EPOCHS["muon"], figure.add_subplot()
+    for (name, way), color in zip(rules.items(), PALETTE, strict=False):
+        losses = np.array([[final_loss(*way, rate, seed) for seed in range(3)] for rate in rates])
+        axes.semilogx(rates, losses.mean(axis=1), "o-", color=color, ms=3, lw=1.4, label=name)
+        axes.semilogx(rates, losses, "_", color=color, ms=6)
         words = (
             f"{m:.3f} ({a:.3f} to {b:.3f})"
             for m, a, b in zip(losses.mean(1), losses.min(1), losses.max(1), strict=True)
         )
-        print(f"{name:16} {'  '.join(words)}")
+        print(f"{name:18} {'  '.join(words)}", flush=True)
     axes.legend(frameon=False, fontsize=8, labelcolor="linecolor")
     axes.set_title(f"GPT of 100,000 parameters on text, {steps} steps, 3 seeds", color=INK, size=10)
     plain(axes, "learning rate", "test loss")
@@ -499,7 +522,8 @@ PICTURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "speed": (speed, (7.6, 2.9)),
     "schemes": (schemes, SIZE),
     "rare": (rare, SIZE),
-    "muon": (muon, SIZE),
+    "muon": (partial(over_rates, RULES, RATES), SIZE),
+    "asynchronous": (partial(over_rates, DELAYED, RATES[:4]), SIZE),
     "decoupled": (decoupled, (9, 3.8)),
     "exactness": (exactness, SIZE),
     "packages": (packages, (8, 7)),

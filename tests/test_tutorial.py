@@ -77,7 +77,8 @@ def test_there_are_six_chapters_and_four_notebooks():
 def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers():
     topics = {*(DOCS / "research").glob("*.md")} - {DOCS / "research" / "index.md"}
     assert {topic.stem for topic in topics} == {
-        *("schemes", "rare", "oracle", "virtual_ranks", "traces", "exactness")
+        *("schemes", "rare", "muon", "asynchronous", "oracle", "virtual_ranks"),
+        *("traces", "exactness"),
     }
     for topic in topics:
         text = topic.read_text()
@@ -93,6 +94,7 @@ def test_the_readme_is_one_page():
 FIGURES = [
     "schemes",
     "muon",
+    "asynchronous",
     "rare",
     "decoupled",
     "exactness",

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from pydtnn import Mesh
 from pydtnn import layers as nn
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
@@ -196,6 +197,23 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm, forma
     alone = train(Serial())
     assert train(comm) == alone
     assert alone[1] < 1.4
+
+
+@pytest.mark.long
+@pytest.mark.threads(2)
+def test_pipelines_in_halves_give_the_same_bytes_and_count_layers_of_all_stages(comm):
+    def train(schedule: str) -> list[str]:
+        net = nn.Sequential(*(nn.Linear(20) for _ in range(4)))
+        mesh = Mesh(comm, pipeline=2)
+        model = Model(net, (20,), formats="nvfp4", mesh=mesh, pipeline_schedule=schedule)
+        assert sum(p.value is p.master for p in model.parameters.values() if p.working) == 0
+        assert sum(p.working for p in model.parameters.values()) == 1
+        exchange = AllReduce(mesh.data)
+        trainer = Trainer(model, SGD(0.1), exchange=exchange, loss="mse", micro_batches=2)
+        trainer.fit(ArrayDataset(draw(32, 20), draw(32, 20)), global_batch_size=16, epochs=2)
+        return [*checksums({n: p.master for n, p in model.parameters.items()}).values()]
+
+    assert train("zb_h1") == train("1f1b")
 
 
 @each(

@@ -20,7 +20,7 @@ WITH_BANDWIDTHS = ("norm", "pool", "elementwise")
 UPDATE = "update"
 """The bandwidth of an optimizer's update."""
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+DTYPES = ("float32", "float64", "bfloat16", "float16", "tfloat32")
 
 DIRECTIONS = ("forward", "backward")
 

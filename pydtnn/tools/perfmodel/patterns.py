@@ -216,6 +216,31 @@ class Processing(NamedTuple):
         return Round(*row.link(nbytes, largest), work)
 
 
+def ring_seconds(kind: str, groups: AxisGroups, wires: Wires, nbytes: float) -> float:
+    """Return the time of a collective of a vendor's library for accelerators, in s.
+
+    It has the latencies of a tree, and sends around rings, one on each card of a host that the
+    groups on the host leave to each other.
+
+    Parameters
+    ----------
+    kind : str
+        As for `library_terms`.
+    groups : AxisGroups
+    wires : Wires
+    nbytes : float
+        Of the whole array.
+    """
+    if groups.ranks == 1:
+        return 0.0
+    rounds, sent = library_terms(kind, groups.ranks)
+    rows = rows_of("around", groups, wires)
+    together = groups.per_host // max(groups.ranks // groups.hosts, 1)
+    rings = max(wires.rails // max(together, 1), 1) if groups.hosts > 1 else 1
+    first = rows[0]._replace(shared=rows[0].shared / rings, alone=rows[0].alone / rings)
+    return rounds * max(row.link(0.0)[0] for row in rows) + first.link(nbytes * sent)[1]
+
+
 @lru_cache(maxsize=4096)
 def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts, ...]:
     """Return the costs of the rows of a pattern, of all groups at the same time."""

@@ -47,6 +47,30 @@ class Slower:
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """A device whose kernels were not measured here: what they achieve of the data sheet.
+
+    Attributes
+    ----------
+    device : str
+        Its name: platforms with the same one have the same numbers.
+    products, memory : float
+        Parts of the peak that large matrix products achieve, and of the memory's bandwidth.
+    fill, launch : float
+        Time besides of each wave of tiles, and of each kernel, in s.
+    units : int
+        Processors of the device that compute a tile each.
+    """
+
+    device: str = fields.text()
+    products: float = fields.positive()
+    memory: float = fields.positive()
+    fill: float = fields.quantity("s", positive=False)
+    launch: float = fields.quantity("s", positive=False)
+    units: int = fields.count()
+
+
+@dataclass(frozen=True)
 class Compute:
     """Speed of one rank with its threads.
 
@@ -73,6 +97,8 @@ class Compute:
     slowest_pass, slowest_step : float
         Time of the slowest rank of the measured ones in a pass of a layer, and in a step, relative
         to the mean of all: ranks that wait for each other after each of them take this time.
+    kernels : Kernels or None
+        Of an accelerator, with which classes of kernels without a rate are predicted.
     """
 
     threads: int = fields.count()
@@ -86,6 +112,7 @@ class Compute:
     slower: tuple[Slower, ...] = fields.parts(Slower)
     slowest_pass: float = fields.positive(default=1.0)
     slowest_step: float = fields.positive(default=1.0)
+    kernels: Kernels | None = fields.part(Kernels, default=None)
 
     def __post_init__(self) -> None:
         """Check the names of peaks, rates and bandwidths."""

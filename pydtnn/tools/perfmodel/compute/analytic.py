@@ -17,6 +17,7 @@ from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.model.partition.striped_conv import StripedConv2d
 from pydtnn.model.summary import local_samples
+from pydtnn.tools.perfmodel.compute.accelerator import Accelerator
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.tools.perfmodel.compute.classes import Rates, classify
 from pydtnn.tools.perfmodel.entries import DIRECTIONS
@@ -125,6 +126,8 @@ class AnalyticCosts(ComputeCosts):
     memory are added: a kernel of the CPU that waits for memory computes little meanwhile. For
     convolutions, the fastest of the CPU's algorithms counts.
 
+    Of a device with `Compute.kernels`, layers take the time of its kernels (`Accelerator`).
+
     The first segment of a pass contains all of it; if a stripe's interior is computed while its
     halo travels, the second one does. The last phase "update" of a step (by the number of them in
     the step before; the first one of the first step) contains the update of all parameters. An
@@ -177,6 +180,9 @@ class AnalyticCosts(ComputeCosts):
         self._call, self._step = compute.call, compute.step
         # rates are those of float32; other types have the same share of their peak
         self._scale = self._peak / compute.peak.get("float32", self._peak)
+        self._accelerator = (
+            Accelerator(platform, dtype) if compute.kernels and not peaks_only else None
+        )
         self._rates = Rates({} if peaks_only else compute.rates)
         self._bandwidths = {} if peaks_only else compute.bandwidths
         own = self._bandwidth if peaks_only else platform.update_bandwidth
@@ -250,6 +256,8 @@ class AnalyticCosts(ComputeCosts):
         return speeds[backward]
 
     def _pass(self, layer: Layer, backward: bool, batch: int, flops: int, moved: int) -> float:
+        if self._accelerator is not None:
+            return self._call + self._accelerator.layer(layer, batch, backward)
         rate, bandwidth = self._speed(layer, backward)
         if rate is not None:
             # rates of convolutions contain their bytes; a matrix has more of them for few samples

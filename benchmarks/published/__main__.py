@@ -1,0 +1,155 @@
+"""Predictions beside published measurements.
+
+    python -m benchmarks.published                          # means by source and device
+    python -m benchmarks.published --rows narayanan2021     # each row of sources, or all
+    python -m benchmarks.published --figure published.png
+    python -m benchmarks.published --fit A100               # fits the numbers of a device again
+
+A row has the measured and the predicted time of a step in seconds, and the error of the latter,
+relative to the former. Rows on which the numbers of a device were fitted have a star. Means are
+those of absolute values. Rows that are off by more than 15 % are listed with what is known of the
+reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.common.report import Report
+from benchmarks.published.predict import FITTED, Compared, compare, fit, kernels_of, reason_of
+from benchmarks.published.rows import all_rows
+from pydtnn.utils.units import align
+
+LARGE = 0.15
+"""Errors above it are listed."""
+
+STANDARD = ["fitted", "mean", "worst", "held out", "mean", "worst"]
+
+
+def mean_and_worst(rows: Sequence[Compared]) -> list[str]:
+    """Return how many rows there are, their mean absolute error, and the largest one."""
+    if not rows:
+        return ["0", "", ""]
+    errors = [one.error for one in rows]
+    return [
+        str(len(rows)),
+        f"{100 * mean(map(abs, errors)):.1f} %",
+        f"{100 * max(errors, key=abs):+.1f} %",
+    ]
+
+
+def summary(rows: Sequence[Compared], kind: str, name: Callable[[Compared], str]) -> Iterator[str]:
+    """Yield a table of errors by source or device, fitted and held-out rows apart."""
+    names = dict.fromkeys(map(name, rows))
+    groups = [(one, [row for row in rows if name(row) == one]) for one in names]
+    groups.append(("all", list(rows)))
+    lines = [[kind, *STANDARD]]
+    for title, own in groups:
+        halves = (
+            [row for row in own if row.row.fitted is is_fitted] for is_fitted in (True, False)
+        )
+        lines.append([title, *(text for half in halves for text in mean_and_worst(half))])
+    yield from align(lines, left=1)
+
+
+def numbers() -> Iterator[str]:
+    """Yield the fitted numbers of each device."""
+    devices = {kernels_of(row).device: kernels_of(row) for row in all_rows()}
+    lines = [["device", *FITTED, "units"]]
+    for name, own in devices.items():
+        times = (f"{1e6 * one:.3g} us" for one in (own.fill, own.launch))
+        lines.append([name, f"{own.products:.3g}", f"{own.memory:.3g}", *times, str(own.units)])
+    yield from align(lines, left=1)
+
+
+def listed(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield each row."""
+    lines = [["source", "row", "devices", "measured s", "predicted s", "error"]]
+    for one in rows:
+        row, star = one.row, "*" * one.row.fitted
+        times = f"{row.seconds:.4g}", f"{one.predicted:.4g}", f"{100 * one.error:+.1f} %{star}"
+        lines.append([row.source, row.row, str(row.devices), *times])
+    yield from align(lines, left=2)
+
+
+def far_off(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield the rows with large errors, by what is known of the reason."""
+    reasons: dict[str, list[Compared]] = {}
+    for one in rows:
+        if abs(one.error) > LARGE:
+            reasons.setdefault(reason_of(one.row), []).append(one)
+    count = sum(map(len, reasons.values()))
+    yield f"off by more than {100 * LARGE:.0f} %: {count} of {len(rows)} rows"
+    for reason, own in reasons.items():
+        yield f"{reason}:"
+        yield "  " + ", ".join(f"{r.row.source} {r.row.row} {100 * r.error:+.0f} %" for r in own)
+
+
+def draw(rows: Sequence[Compared], path: Path) -> None:
+    """Draw predicted over measured times."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 6.0), layout="constrained")
+    for number, source in enumerate(dict.fromkeys(one.row.source for one in rows)):
+        own = [one for one in rows if one.row.source == source]
+        color = pyplot.get_cmap("tab20")(number)
+        for fitted in (False, True):
+            some = [one for one in own if one.row.fitted is fitted]
+            axes.loglog(
+                [one.row.seconds for one in some],
+                [one.predicted for one in some],
+                "s" if fitted else "o",
+                color=color,
+                markerfacecolor="none" if fitted else color,
+                markersize=4,
+                label="" if fitted else source,
+            )
+    ends = [0.05, 500.0]
+    axes.loglog(ends, ends, color="black", linewidth=0.8)
+    for factor in (1.3, 1 / 1.3):
+        axes.loglog(ends, [factor * end for end in ends], ":", color="grey", linewidth=0.8)
+    axes.set(xlabel="measured step (s)", ylabel="predicted step (s)", xlim=ends, ylim=ends)
+    axes.legend(fontsize=7, title="squares: fitted; dots: 30 %", title_fontsize=7)
+    figure.savefig(path, dpi=130)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--rows", nargs="*", metavar="SOURCE", help="print the rows of sources")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw predicted over measured")
+    parser.add_argument("--fit", metavar="DEVICE", help="print the numbers that fit its rows best")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the tables there, too")
+    given = parser.parse_args(arguments)
+    if given.fit:
+        own = [row for row in all_rows() if kernels_of(row).device == given.fit]
+        found = fit([row for row in own if row.fitted])
+        print({name: getattr(found, name) for name in FITTED})
+        return
+    rows = [compare(row) for row in all_rows()]
+    report = Report(given.output)
+    tables = [
+        *(
+            [listed([r for r in rows if r.row.source in (given.rows or {r.row.source})])]
+            if given.rows is not None
+            else []
+        ),
+        numbers(),
+        summary(rows, "source", lambda one: one.row.source),
+        summary(rows, "device", lambda one: kernels_of(one.row).device),
+        far_off(rows),
+    ]
+    for table in tables:
+        report.line()
+        for line in table:
+            report.line(line)
+    if given.figure:
+        draw(rows, given.figure)
+
+
+if __name__ == "__main__":
+    main()

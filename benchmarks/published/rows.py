@@ -1,0 +1,107 @@
+"""The rows of the table: measurements that others have published."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from pydtnn.tools.perfmodel import Platform
+
+FOLDER = Path(__file__).parent
+
+COLUMNS: dict[str, Any] = yaml.safe_load((FOLDER / "columns.yaml").read_text())
+"""Defaults of columns; None where a value is needed."""
+
+PASSES = {"with recomputation": 4, "of the network": 3}
+"""Passes of a block that a rate in TFLOP/s counts: forward, twice backward, and forward again."""
+
+
+class Published(SimpleNamespace):
+    """A measurement, and what determines a step: the `COLUMNS` are attributes."""
+
+    @property
+    def data(self) -> int:
+        """Ranks along "data"."""
+        return self.devices // (self.tensor * self.pipeline)
+
+    @property
+    def matrices(self) -> tuple[int, int, int, int]:
+        """Columns of queries, of keys with values, of the first products of an MLP, and of it."""
+        size = self.head or self.hidden // self.heads
+        inner = self.ffn or 4 * self.hidden
+        keys = 2 * (self.kv_heads or self.heads) * size
+        return self.heads * size, keys, inner * (1 + self.gated), inner
+
+    @property
+    def block(self) -> int:
+        """Parameters of a block, without biases and norms."""
+        queries, keys, first, inner = self.matrices
+        return self.hidden * (2 * queries + keys + first + inner)
+
+    @property
+    def seconds(self) -> float:
+        """Measured time of a step."""
+        unit, _, counted = self.quantity.partition(", ")
+        if unit == "s":
+            return self.measured
+        amount = self.batch / self.measured
+        if unit == "tokens/s per device":
+            amount *= self.sequence / self.devices
+        elif unit == "TFLOP/s per device":
+            attention = 4 * self.sequence * self.matrices[0]
+            of_blocks = self.layers * PASSES[counted] * (2 * self.block + attention)
+            of_token = of_blocks + 6 * self.hidden * self.vocabulary
+            amount *= self.sequence * of_token / (self.devices * 1e12)
+        return amount
+
+
+def _value(name: str, text: str) -> Any:
+    """Return the value of a column; ValueError if there is none."""
+    default = COLUMNS[name]
+    if default is None:
+        kind = {"devices": int, "batch": int, "measured": float}.get(name, str)
+    else:
+        kind = float if isinstance(default, int | float) and "." in text else type(default)
+    if kind is bool or name == "fitted":
+        return {"yes": True, "no": False}[text]
+    return kind(text)
+
+
+def read(path: Path) -> Iterator[Published]:
+    """Read a file: lines ``# name: value`` are those of all rows.
+
+    Raises
+    ------
+    ValueError
+        If a column is unknown or missing, or a value is not of its type.
+    """
+    lines = path.read_text().splitlines()
+    head = [line[2:].partition(": ") for line in lines if line.startswith("# ")]
+    shared = {"source": path.stem} | {name: value for name, _, value in head}
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        try:
+            given = {k: _value(k, v) for k, v in (shared | row).items() if v}
+            missing = [k for k, v in COLUMNS.items() if v is None and k not in given]
+            if missing:
+                raise ValueError(f"{missing[0]} is missing")
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{path.name}: {row['row']}: {error}; correct it") from error
+        yield Published(**COLUMNS | given)
+
+
+def all_rows() -> list[Published]:
+    """Return the rows of all files."""
+    return [row for path in sorted(FOLDER.glob("*.csv")) for row in read(path)]
+
+
+@cache
+def platform_of(name: str) -> Platform:
+    """Return a platform of this folder, or of the package."""
+    own = FOLDER / "platforms" / f"{name}.yaml"
+    return Platform.load(own if own.exists() else name)

@@ -1,0 +1,112 @@
+"""Times of kernels on a device that is not here: data sheet and four numbers."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from pydtnn.layers import Conv2d, Linear
+from pydtnn.layers.base import Layer
+from pydtnn.tools.perfmodel.platform import Platform
+
+TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+"""Rows and columns of the tiles of which a library chooses those that take the least time."""
+
+WINOGRAD = 2.25
+"""Multiplications of a 3x3 convolution in float32 that F(2x2, 3x3) saves (Lavin and Gray 2016,
+section 4.1)."""
+
+INNER = 128
+"""Least part of the sums of a tile that a unit computes."""
+
+
+class Accelerator:
+    """Times of matrix products and of kernels that move arrays, from `Compute.kernels`.
+
+    A product of (m, k) and (k, n) is divided into tiles, which the units of the device compute
+    in waves, each of them at `products` of its part of the peak and after a time `fill`, in which
+    operands arrive and results leave. With fewer tiles than units, k is divided, too; of the
+    `TILES`, those with the least time are used. Operands and results pass the memory at `memory` of
+    its bandwidth meanwhile; the longer time counts. Every kernel takes the time `launch` besides.
+
+    Parameters
+    ----------
+    platform : Platform
+        With `compute.kernels`.
+    dtype : str
+        Of operands, for the peak.
+
+    Raises
+    ------
+    ValueError
+        If the platform has no such numbers or no peak.
+
+    Examples
+    --------
+    >>> device = Accelerator(Platform.load("dgx-a100"), "bfloat16")
+    >>> round(2 * 4096**3 / device.product(4096, 4096, 4096) / 1e12)  # Tflop/s
+    225
+    """
+
+    def __init__(self, platform: Platform, dtype: str) -> None:
+        compute = platform.compute
+        if compute.kernels is None or dtype not in compute.peak:
+            missing = f"peak.{dtype}" if compute.kernels else "kernels"
+            raise ValueError(f"platform {platform.name}: expected compute.{missing}; add it")
+        self.kernels = compute.kernels
+        self.rate = self.kernels.products * compute.peak[dtype]
+        self.bandwidth = self.kernels.memory * platform.rank_bandwidth
+        self.winograd = dtype == "float32"
+        self.vector = compute.peak.get("float32", self.rate) / 2  # peaks are of multiply-adds
+        self.itemsize = {"float64": 8, "float32": 4, "tfloat32": 4}.get(dtype, 2)
+
+    def moved(self, nbytes: float, kernels: float = 1) -> float:
+        """Return the time of kernels that move so many bytes together, in s."""
+        return kernels * self.kernels.launch + nbytes / self.bandwidth
+
+    def product(
+        self, m: float, n: float, k: float, count: float = 1, moved: float | None = None
+    ) -> float:
+        """Return the time of so many equal products in one kernel, in s.
+
+        Parameters
+        ----------
+        m, n, k : float
+            Rows and columns of the result, and terms of each sum.
+        count : float
+        moved : float, optional
+            Bytes of operands and results; by default those of all matrices.
+        """
+        if moved is None:
+            moved = count * (m * k + k * n + m * n) * self.itemsize
+        sides = [*TILES, *((columns, rows) for rows, columns in TILES)]
+        best = min(
+            self._waves(count * ceil(m / a) * ceil(n / b), 2 * a * b * k, k) for a, b in sides
+        )
+        return self.kernels.launch + max(best, moved / self.bandwidth)
+
+    def _waves(self, tiles: float, operations: float, k: float) -> float:
+        """Return the time of tiles of so many operations each, in s."""
+        units = self.kernels.units
+        parts = max(1, min(units // ceil(tiles), int(k // INNER)))
+        of_part = operations / parts / (self.rate / units)
+        return ceil(tiles * parts / units) * (of_part + self.kernels.fill)
+
+    def layer(self, layer: Layer, samples: int, backward: bool) -> float:
+        """Return the time of a pass of a layer, in s: products, or bytes of `Layer.cost`."""
+        cost = layer.cost(samples)
+        if not isinstance(layer, Conv2d | Linear):
+            moved = cost.bytes_backward if backward else cost.bytes_forward
+            return self.moved(moved * self.itemsize / layer.dtype.itemsize)
+        groups, saved = 1, 1.0
+        if isinstance(layer, Conv2d):
+            geometry = layer.geometry
+            groups, unit = geometry.groups, {*geometry.stride} == {1}
+            saved = WINOGRAD if self.winograd and unit and geometry.kernel == (3, 3) else 1.0
+        n, k = layer.w.shape[0] // groups, prod(layer.w.shape[1:])
+        m = cost.flops_forward // (2 * groups * n * k)
+        values = m * n + samples * prod(layer.input_shapes[0]) / groups + n * k
+        nbytes = groups * values * self.itemsize
+        if not backward:
+            return self.product(m, n, k / saved, groups, nbytes)
+        inputs = self.product(m, k, n / saved, groups, nbytes) if layer.needs_dx else 0.0
+        return inputs + self.product(k, n, m / saved, groups, nbytes)

@@ -7,7 +7,8 @@ All strategies that `--parallel auto` considers are predicted as it does, with t
 ranks (or by formulas: `--formulas`, `--platform`), and run: uniform ones, hybrids, and plans that
 were searched layer by layer. Each is measured in several turns, one after the other, so that other
 work on the machine disturbs all of them; the time of a step is the median over the turns of the
-slowest rank. The regret is the
+slowest rank. A strategy whose compute could not be measured, because the machine is busy, has no
+prediction and is left out of what follows. The regret is the
 measured time of the strategy that is predicted to be the fastest over that of the fastest one,
 minus 1; tau is Kendall's rank correlation of predicted and measured times.
 
@@ -20,7 +21,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -46,11 +46,12 @@ WARM_UP = 2
 
 
 class Case(NamedTuple):
-    """A strategy with its predicted time, in s."""
+    """A strategy with its predicted time, in s, or the reason why there is none."""
 
     name: str
     work: Workload
     predicted: float
+    reason: str = ""
 
 
 class Outcome(NamedTuple):
@@ -95,7 +96,11 @@ def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
     measured = []
     for case in cases:
         work = replace(case.work, threads=threads).in_micro_batches()
-        one = predict_job(comm, work, platform, max_spread=inf)  # measured under the same load
+        try:
+            one = predict_job(comm, work, platform)
+        except ValueError as error:  # on all ranks: the machine is busy
+            measured.append(case._replace(reason=f"not predicted: {error}"))
+            continue
         seconds = comm.gather_object(None if one is None else one.seconds)[0]
         measured.append(case._replace(predicted=seconds))
     return measured
@@ -136,11 +141,18 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     width = max(len(one.case.name) for one in outcomes)
     lines = [f"{'strategy':{width}}  predicted ms  measured ms  accuracy"]
     for one in outcomes:
+        if one.case.reason:
+            measured = milliseconds(one.measured)
+            lines.append(f"{one.case.name:{width}}  {'-':>12}  {measured:>11}  {one.case.reason}")
+            continue
         accuracy = 1 - abs(one.case.predicted - one.measured) / one.measured
         lines.append(
             f"{one.case.name:{width}}  {milliseconds(one.case.predicted):>12}"
             f"  {milliseconds(one.measured):>11}  {accuracy:>7.0%}"
         )
+    outcomes = [one for one in outcomes if not one.case.reason]
+    if not outcomes:
+        return [*lines, "no strategy is predicted: repeat this when the machine is idle"]
     fastest = min(outcomes, key=lambda one: one.measured)
     chosen = min(outcomes, key=lambda one: one.case.predicted)
     lines.append(f"chosen: {chosen.case.name}; fastest: {fastest.case.name}")

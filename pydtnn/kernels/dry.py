@@ -82,6 +82,10 @@ def _cpu_geometry(kernel: str, *arguments: Any, **options: Any) -> ConvGeometry:
     return geometry
 
 
+MANY = 256
+"""Elements of arrays that are not computed with."""
+
+
 class NoValues(np.ndarray):
     """An array that is never written: to convert it to a number is an error."""
 
@@ -102,6 +106,23 @@ class NoValues(np.ndarray):
     def __iadd__(self, other: Any) -> Any:  # type: ignore[misc]
         return self
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Allocate the result of an operation on elements, of long arrays without its values."""
+        if method != "__call__" or ufunc.nout > 1 or self.size < MANY or "where" in options:
+            plain = [x.view(np.ndarray) if isinstance(x, NoValues) else x for x in inputs]
+            out = options.pop("out", ())
+            if out:
+                options["out"] = tuple(map(np.asarray, out))
+            found = getattr(ufunc, method)(*plain, **options)
+            if out:
+                return out[0] if len(out) == 1 else out
+            return found.view(NoValues) if isinstance(found, np.ndarray) else found
+        if "out" in options:
+            return options["out"][0]
+        few = (x.reshape(-1)[:1].view(np.ndarray) if np.ndim(x) else x for x in inputs)
+        dtype = ufunc(*few, **options).dtype
+        return np.empty(np.broadcast_shapes(*map(np.shape, inputs)), dtype).view(NoValues)
+
     def copy(self, order: Any = "C") -> Any:
         """Allocate an array of the same shape."""
         return np.empty_like(self, order=order)
@@ -120,6 +141,10 @@ class DryBackend(Backend):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Allocate an array without values."""
         return super().empty(shape, dtype).view(NoValues)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Allocate an array, without its zeros."""
+        return super().empty(shape, dtype)
 
     def asarray(self, value: Any, dtype: Any = None) -> Any:
         """Convert an array or a sequence to an array in C order."""

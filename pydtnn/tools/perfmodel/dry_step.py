@@ -8,7 +8,7 @@ their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import isqrt, prod
@@ -23,7 +23,7 @@ from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.model.memory import DryMesh, Rehearsal
 from pydtnn.model.partition.stages import Stage
 from pydtnn.model.presence import reads_of
-from pydtnn.model.recompute import Cuts
+from pydtnn.model.recompute import Cuts, beginning
 from pydtnn.model.recompute_choice import AUTO, check_recompute
 from pydtnn.tools.perfmodel import outline as outlines
 from pydtnn.tools.perfmodel.compute import Label
@@ -55,6 +55,8 @@ class DryStep:
         The backend whose allocations are counted.
     stage : int
         Of a pipeline.
+    blocks : sequence of str
+        Names of equal blocks; the second of a stage is to be repeated.
 
     Raises
     ------
@@ -62,7 +64,9 @@ class DryStep:
         If the plan does not fit the network.
     """
 
-    def __init__(self, work: Workload, backend: Backend, *, stage: int = 0) -> None:
+    def __init__(
+        self, work: Workload, backend: Backend, *, stage: int = 0, blocks: Sequence[str] = ()
+    ) -> None:
         shape = work.cut
         position = inner_position(shape) | ({PIPELINE: stage} if PIPELINE in shape else {})
         plain = replace(work, recompute=None, memory_limit=None, plan=work.plan if shape else None)
@@ -71,6 +75,9 @@ class DryStep:
         mesh: Any = self.mesh  # it gathers nothing
         self.model = plain.create_model(plain.create_net(), self.backend, mesh)
         self.model.cut_outputs = True  # as with the usual losses
+        nodes = {name: self._nodes_of(name) for name in blocks}
+        # received values may be exchanged
+        self.blocks = {k: own for k, own in nodes.items() if any("/" not in n.name for n in own)}
         self._flat = [self._flat_of()]  # inside a host, and between hosts
         self.model.share_gradients()
         self._shared = self._flat_of()[0]["gradients"]
@@ -85,6 +92,10 @@ class DryStep:
         # a layer may compute a part of the samples
         cuts_batch = any(layer.batch_part is not None for layer in self.model.layers)
         self.few = max(shape.values(), default=1) if cuts_batch else 1
+
+    def _nodes_of(self, block: str) -> list[Node]:
+        nodes = self.model.graph.nodes  # without received values
+        return [node for node in nodes if node.inputs and node.name.startswith(f"{block}.")]
 
     def _flat_of(self) -> _Flat:
         """Return the bytes of flat arrays, buckets with the nodes that complete them, and reads."""
@@ -111,6 +122,9 @@ class DryStep:
         if recompute != AUTO:
             model.recompute, _ = check_recompute(recompute, None)
             model.choose_segments(self.few)
+        elif self.blocks:  # each is a segment
+            starts = [own[0].index for own in self.blocks.values()]
+            model.cut((beginning(graph.nodes, graph.trained), *starts[1:]))
         elif graph.trained:
             sizes = [self.few * prod(node.shape) * graph.dtype.itemsize for node in graph.nodes]
             kept = Rehearsal(model, self.few).kept()
@@ -121,7 +135,7 @@ class DryStep:
     def _run(self, samples: int) -> tuple[_Recording, float, tuple[int, ...]]:
         """Run both passes; return their events, the peak of memory, and what nodes keep, in B."""
         model, rehearsal, recording = self.model, Rehearsal(self.model, samples), _Recording()
-        kept = rehearsal.kept() if model.pipeline is not None else ()
+        kept = rehearsal.kept() if model.pipeline is not None or self.blocks else ()
         model.statistics.begin_step()
         model.observer = recording
         if self.mesh is not None:
@@ -181,21 +195,62 @@ class DryStep:
             ready: dict[int, list[Event]] = {}
             for number, (node, _) in enumerate(buckets):
                 ready.setdefault(node, []).append(outlines.BucketReady(number))
-            after = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
+            events = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
+            after = tuple[Event, ...](chain.from_iterable(events))
             own = replace(memory, **sizes)
             peak = memory.peak.fixed + own.flat - memory.flat, memory.peak.per_sample
             found.append(
                 outlines.Outline(
                     forward=forward,
-                    backward=tuple(chain.from_iterable(after)),
+                    backward=after,
                     buckets=tuple(bucket for _, bucket in buckets),
                     memory=replace(own, peak=Affine(*peak)),
                     transfers=tuple(_transfer_of(stage) for stage in stages),
                     reads=reads,
                     parts={n.name: i for i, own in enumerate(graph.parts) for n in own.layers},
+                    period=self._period(forward, after, memory.nodes),
                 )
             )
         return found
+
+    def _period(
+        self, forward: Sequence[Event], backward: Sequence[Event], kept: Sequence[Affine]
+    ) -> outlines.Period | None:
+        """Return what the second block has, if it is like the third."""
+        if not self.blocks:
+            return None
+        (first, _), (name, own), (last, others) = self.blocks.items()
+        suffixes = [
+            [node.name.removeprefix(block) for node in nodes]
+            for block, nodes in ((name, own), (last, others))
+        ]
+        places = _range_of(forward, name, last), _range_of(backward, name, first)
+        ready = (isinstance(event, outlines.BucketReady) for event in backward[places[1]])
+        if suffixes[0] != suffixes[1][: len(own)] or not any(ready):
+            raise Irregular
+        nodes = [kept[node.index] for node in own]
+        return outlines.Period(*places, Affine(*map(sum, zip(*nodes, strict=True))))
+
+
+class Irregular(ValueError):
+    """Equal blocks of a network are not equal on a rank."""
+
+
+def _range_of(events: Sequence[Event], block: str, following: str) -> slice:
+    """Return the events of a block, moved to where no collective is in progress."""
+    running, places = [0], dict[str, int]()
+    for i, event in enumerate(events):
+        running.append(running[-1] + isinstance(event, outlines.Start))
+        running[-1] -= isinstance(event, outlines.Finish)
+        node = event.node if isinstance(event, outlines.Start) else ""
+        node = event.part[0] if isinstance(event, NodeWork) else node
+        places.setdefault(node.partition(".")[0], i)
+    start, stop = places[block], places[following]
+    found = (i for i in range(stop - start) if not running[start + i] + running[stop + i])
+    shift = next(found, None)
+    if shift is None:
+        raise Irregular
+    return slice(start + shift, stop + shift)
 
 
 class _Recording(Observer):

@@ -110,11 +110,7 @@ def measurable(comm: Communicator, work: Workload) -> bool:
 
 
 def predict_job(
-    comm: Communicator,
-    work: Workload,
-    platform: Platform,
-    most: int = MAX_REPEATS,
-    max_spread: float | None = None,
+    comm: Communicator, work: Workload, platform: Platform, most: int = MAX_REPEATS
 ) -> Prediction | None:
     """Predict a run of this job's ranks, with the compute of all of them. Collective.
 
@@ -130,8 +126,6 @@ def predict_job(
         That of the job.
     most : int
         Steps that are measured; of large networks less.
-    max_spread : float, optional
-        By default `MAX_SPREAD`.
 
     Returns
     -------
@@ -150,7 +144,7 @@ def predict_job(
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
     profile = measure_job(_with_fixed_parameters(work), comm, steps=steps, warm_up=1, shared=shared)
     gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
-    if profile.spread > (MAX_SPREAD if max_spread is None else max_spread):
+    if profile.spread > MAX_SPREAD:
         raise ValueError(
             f"the machine is busy: half of the measured steps differ from their median by more "
             f"than {100 * profile.spread:.0f} %"

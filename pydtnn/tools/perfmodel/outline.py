@@ -8,7 +8,7 @@ and a network (`pydtnn.tools.perfmodel.timing`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -106,7 +106,25 @@ class BucketReady:
     bucket: int
 
 
-Event = NodeWork | Start | Finish | BucketReady
+@dataclass(frozen=True)
+class RepeatedBlock:
+    """Events that occur again.
+
+    Attributes
+    ----------
+    events : tuple of Event
+        Those before it, in which no collective remains in progress.
+    times : int
+    shift : int
+        Added to the numbers of the next buckets, to have those of the events.
+    """
+
+    events: tuple[Event, ...]
+    times: int
+    shift: int
+
+
+Event = NodeWork | Start | Finish | BucketReady | RepeatedBlock
 
 
 class Read(NamedTuple):
@@ -191,6 +209,22 @@ class MemoryOutline:
         return sum(max(node.at(samples), 0.0) for node in self.nodes)
 
 
+class Period(NamedTuple):
+    """What one of several equal blocks has in an outline.
+
+    Attributes
+    ----------
+    forward, backward : slice
+        Its events.
+    kept : Linear
+        Memory between its passes, in B.
+    """
+
+    forward: slice
+    backward: slice
+    kept: Affine
+
+
 class StageBytes(NamedTuple):
     """Bytes of each value of a sample that a stage of a pipeline receives and sends in forward."""
 
@@ -215,6 +249,10 @@ class Outline:
         By the name of a node with parameters, and 0 for forward or 1 for backward.
     parts : mapping of str to int
         The stage of each node among those of the rank.
+    period : Period or None
+        A block that can be repeated.
+    added : tuple of BucketOutline
+        Buckets of repeated events.
     """
 
     forward: tuple[Event, ...]
@@ -224,6 +262,35 @@ class Outline:
     transfers: tuple[StageBytes, ...]
     reads: Mapping[tuple[str, int], Read]
     parts: Mapping[str, int]
+    period: Period | None = None
+    added: tuple[BucketOutline, ...] = ()
+
+    def repeated(self, times: int) -> Outline:
+        """Return the outline of a network with more blocks like that of `period`."""
+        own, period = self.memory, self.period
+        if period is None or not times:
+            return self
+        forward, backward = self.forward[period.forward], self.backward[period.backward]
+        ready = [event.bucket for event in backward if isinstance(event, BucketReady)]
+        added = times * tuple(self.buckets[number] for number in ready)
+        nbytes = sum(bucket.nbytes for bucket in added)
+        copies = nbytes * own.copies // own.values
+        kept = Affine(*(times * each for each in period.kept))
+        arrays = 2 * nbytes + copies
+        peak = Affine(own.peak.fixed + arrays + kept.fixed, own.peak.per_sample + kept.per_sample)
+        sizes = {name: getattr(own, name) + nbytes for name in ("values", "gradients", "trained")}
+        nodes = (*own.nodes, kept)
+        memory = replace(own, copies=own.copies + copies, peak=peak, nodes=nodes, **sizes)
+        passes = []
+        for all_of, place, events, shift in (
+            (self.forward, period.forward, forward, len(ready)),
+            (self.backward, period.backward, backward, -len(ready)),
+        ):
+            again = RepeatedBlock(events, times, shift)
+            passes.append((*all_of[: place.stop], again, *all_of[place.stop :]))
+        return replace(
+            self, forward=passes[0], backward=passes[1], memory=memory, added=added, period=None
+        )
 
     def of_part(self, events: Sequence[Event], part: int) -> list[Event]:
         """Return the events of a pass that belong to one of the stages of the rank."""

@@ -127,3 +127,18 @@ class Channel:
         while self._active:
             now = self.wait(self._active[0], now)
         return now
+
+    def pending(self, now: float) -> tuple[float, float]:
+        """Return the time of transfers and of work that are still to come, in s."""
+        left = [one for operation in self._active for one in operation.left]
+        transfers = max(self.free - now, 0.0) + sum(one.transfer for one in left)
+        own = sum(operation.work for operation in self._active)
+        return transfers, own + sum(one.work for one in left)
+
+    def skip(self, time: float, busy: float, transfers: float, work: float, now: float) -> None:
+        """Let time pass in which as much starts as is completed, and more if so much is added."""
+        self.free, self.busy = self.free + time, self.busy + busy
+        for operation in self._active:
+            operation.passed, operation.arrival = operation.passed + time, operation.arrival + time
+        if max(transfers, work) > 0:
+            self.start((Round(0.0, max(transfers, 0.0), max(work, 0.0)),), now)

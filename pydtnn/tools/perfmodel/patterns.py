@@ -30,6 +30,9 @@ from pydtnn.tools.perfmodel.overlap import Round
 from pydtnn.tools.perfmodel.platform import Link, Platform
 from pydtnn.tools.perfmodel.topology import Topology
 
+MANY_RANKS = 64
+"""Ranks of a group up to which all messages between any two of them are followed."""
+
 LIBRARY = {"allreduce": 2.0, "reduce_scatter": 1.0, "allgather": 1.0, "broadcast": 1.0}
 """How many times (P - 1) / P of an array's bytes pass the slowest link in a call of an MPI library;
 others pass none."""
@@ -244,10 +247,14 @@ def ring_seconds(kind: str, groups: AxisGroups, wires: Wires, nbytes: float) -> 
 @lru_cache(maxsize=4096)
 def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts, ...]:
     """Return the costs of the rows of a pattern, of all groups at the same time."""
+    if pattern == to_all.__name__ and groups.ranks > MANY_RANKS and wires.topology is None:
+        on_hosts = {*Counter(groups.places).values()}
+        if len(on_hosts) == 1 and groups.per_host % max(on_hosts) == 0:
+            return _to_all_row(groups, max(on_hosts), wires)
     members = groups.members
     places = members // groups.per_host
     kinds, own = np.unique(places - places[:, :1], axis=0, return_inverse=True)
-    layouts = [tuple(kind.tolist()) for kind in kinds]
+    layouts = [tuple(np.unique(kind, return_inverse=True)[1].tolist()) for kind in kinds]
     tables = [messages_by_row(PATTERNS[pattern], layout) for layout in layouts]
     known: dict[tuple[int, ...], tuple[RoundCosts, np.ndarray]] = {}
     found = []
@@ -261,11 +268,37 @@ def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts,
         found.append(known[key])
     if not found:
         return ()
-    busiest = np.sum([work for _, work in found], axis=0).argmax(axis=1)
-    parts = (work[range(len(work)), busiest].tolist() for _, work in found)
-    return tuple(
-        row._replace(**dict(zip(WORK, part, strict=True)))
-        for (row, _), part in zip(found, parts, strict=True)
+    count = Counter(id(row) for row, _ in found)
+    if len(found) > 4 * MANY_RANKS:  # of few kinds
+        totals = np.sum([count[id(row)] * work for row, work in known.values()], axis=0)
+    else:
+        totals = np.sum([work for _, work in found], axis=0)
+    busiest = totals.argmax(axis=1)
+    costs = {
+        id(row): row._replace(**dict(zip(WORK, work[range(3), busiest].tolist(), strict=True)))
+        for row, work in known.values()
+    }
+    return tuple(costs[id(row)] for row, _ in found)
+
+
+def _to_all_row(groups: AxisGroups, here: int, wires: Wires) -> tuple[RoundCosts, ...]:
+    """Return the costs of messages to all ranks of groups with equally many on each host."""
+    ranks, inside, between = groups.ranks, wires.inside, wires.between
+    own = groups.members[0, :here] if groups.alone else np.arange(groups.per_host)
+    rails = Counter((own % groups.per_host % wires.rails).tolist())
+    near = len(own) * (here - 1) / ranks
+    far = max(rails.values()) * (ranks - here) / ranks
+    local = max(1 / ranks / inside.bandwidth, near / inside.shared if inside.shared else 0.0)
+    return (
+        RoundCosts(
+            latency=between.latency,
+            alone=1 / ranks / between.bandwidth,
+            shared=far / (between.shared or between.bandwidth),
+            local_latency=inside.latency if here > 1 else 0.0,
+            local=local if here > 1 else 0.0,
+            calls=2.0 * (ranks - 1),
+            copied=(ranks - here) / ranks,
+        ),
     )
 
 

@@ -17,9 +17,10 @@ from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.model.pipeline.check import StageTime, Timetable, carry_out, max_in_flight, plan_of
 from pydtnn.model.pipeline.schedules import Action, is_asynchronous, placement
 from pydtnn.tools.perfmodel import timing
+from pydtnn.tools.perfmodel.blocks import EqualBlocks
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
-from pydtnn.tools.perfmodel.dry_step import DryStep
+from pydtnn.tools.perfmodel.dry_step import DryStep, Irregular
 from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
 from pydtnn.tools.perfmodel.outline import Outline
 from pydtnn.tools.perfmodel.patterns import AxisGroups
@@ -49,11 +50,10 @@ PREDICTABLE: dict[str, tuple[Any, ...]] = {
     "allreduce": (RULE,),
     "overlap": (True,),
     "exact": (False,),
-    "dtype": ("float32", "float64"),
+    "dtype": ("float32", "float64", "bfloat16"),
     "formats": (None,),
     "fusion": (True,),
     "sync_batch_norm": (False,),
-    "accumulation": (1,),
     "freeze": ((),),
 }
 """Values that have formulas, of fields of a `Workload` that are limited."""
@@ -73,6 +73,8 @@ def without_formula(work: Workload, platform: Platform | None = None) -> str:
     copied = work.scheme in SHARDED and [*work.scheme_options] == ["copies"]
     copied = copied and work.copies > 0 and work.data % work.copies == 0
     name = first_unknown(replace(work, scheme_options={}) if copied else work, PREDICTABLE)
+    if work.dtype == "bfloat16" and work.scheme == SHARDED[2]:
+        return name or "dtype"
     return name or ("compress" if work.compress and work.scheme in SHARDED[1:] else "")
 
 
@@ -87,6 +89,11 @@ class Projector:
     costs : ComputeCosts
     backend : Backend, optional
         The backend whose allocations are counted; nothing is computed.
+
+    Attributes
+    ----------
+    blocks : EqualBlocks
+        Of the network.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class Projector:
     ) -> None:
         self.work, self.platform, self.costs = work, platform, costs
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
+        self.blocks = EqualBlocks(work)
         self._steps: dict[Any, DryStep] = {}
         self._outlines: dict[Any, Outline | ValueError] = {}
         self._possible: set[Any] = set()
@@ -132,18 +140,31 @@ class Projector:
         ValueError
             If the plan does not fit the network, or a trainer would refuse the run.
         """
-        between = self._between(work)
+        short = self.blocks.shorter(work, stage)
+        if short is not None:
+            try:
+                return self._tables_of(short.work, short.stage, short.blocks, short.times, work)
+            except Irregular:
+                pass
+        return self._tables_of(work, stage, (), 0, work)
+
+    def _tables_of(
+        self, work: Workload, stage: int, blocks: tuple[str, ...], times: int, whole: Workload
+    ) -> Tables:
+        """Return the outline of a rank of a network, in which a block is repeated."""
+        between = self._between(whole)
         cut = (*work.cut.items(), repr(work.plan), work.pipeline_schedule)
-        place = (*cut, work.bucket_bytes, stage)
-        key = place, between, repr(work.recompute)
+        place = (*cut, work.bucket_bytes, stage, blocks)
+        key = place, between, repr(work.recompute), times
         if key not in self._outlines:
             try:
                 if place not in self._steps:
-                    names = ("axes", "plan", "bucket_bytes", "pipeline_schedule")
+                    names = ("model", "axes", "plan", "bucket_bytes", "pipeline_schedule")
                     own = replace(self.work, **{name: getattr(work, name) for name in names})
-                    self._steps[place] = DryStep(own, self.backend, stage=stage)
+                    self._steps[place] = DryStep(own, self.backend, stage=stage, blocks=blocks)
                 step = self._steps[place]
-                found: Outline | ValueError = step.outline(work.recompute, between_hosts=between)
+                once = step.outline(work.recompute, between_hosts=between)
+                found: Outline | ValueError = once.repeated(times)
             except ValueError as error:
                 found = error
             self._outlines[key] = found
@@ -155,7 +176,7 @@ class Projector:
             work.check(self._steps[place].model)
             self._possible.add(run)
         if id(found) not in self._tables:
-            known = self._known.setdefault(id(found.forward), {})  # has the same segments
+            known = self._known.setdefault(id(found.forward[0]), {})  # has the same segments
             self._tables[id(found)] = Tables(found, self.costs, known)
         return self._tables[id(found)]
 
@@ -185,7 +206,7 @@ class Projector:
             (`pydtnn.training.capabilities`).
         """
         self.check(work)
-        samples = work.samples_per_rank
+        work.samples_per_rank  # noqa: B018  raises ValueError
         if work.memory_limit is not None:  # as little is computed again as fits
             full = self.project(replace(work, recompute=None, memory_limit=None))
             if full.memory.total <= work.memory_limit:
@@ -197,9 +218,9 @@ class Projector:
         messages = MessageCosts(self.platform, work, compression)
         if work.stages > 1:
             return self._project_stages(work, messages)
-        tables = self.tables(work)
-        step = timing.step_time(tables, messages, samples)
-        memory = self._memory(messages, tables.outline, samples, 1)
+        tables, sizes = self.tables(work), _sizes_of(work, work.accumulation)
+        step = timing.step_time(tables, messages, sizes)
+        memory = self._memory(messages, tables.outline, sizes[0], 1)
         return self._complete(work, step, [memory], [tables])
 
     def _complete(
@@ -217,14 +238,15 @@ class Projector:
         own, work, groups = outline.memory, messages.work, messages.groups
         kept = (in_flight - 1) * own.kept(samples)
         buffers = 2.0 * own.trained if work.compress else 0.0
-        sizes = sorted(bucket.nbytes for bucket in outline.buckets) or [0]
+        every = (*outline.buckets, *outline.added)
+        sizes = sorted(bucket.nbytes for bucket in every) or [0]
         others = [(1 - 1 / work.parts) * nbytes for nbytes in sizes]  # parts of other ranks
         if work.stages > 1 and is_asynchronous(work.pipeline_schedule, work.stages):
             buffers += own.trained  # the second version of the weights
         if work.parts > 1:
             buffers += (2 + 1 / work.parts) * sizes[-1]  # as `virtual.communicator.Buffers`
         if not work.compress:
-            for bucket in outline.buckets:  # sums along axes of one kind follow one another
+            for bucket in every:  # sums along axes of one kind follow one another
                 axes = {*bucket.group, OPPOSITE} - ({"data"} if work.parts > 1 else set())
                 hosts = [groups[a].hosts for a in axes if a in groups and groups[a].ranks > 1]
                 buffers += bucket.nbytes * sum({SCRATCH if n > 1 else 1.0 for n in hosts})
@@ -234,7 +256,7 @@ class Projector:
         return MemoryUse(
             parameters=own.values + own.copies - (sum(others[:-2]) if released > 1 else 0),
             gradients=(own.shared if work.uses_up else own.gradients)
-            - (sum(others[:-1]) if released else 0),
+            - (sum(others[:-1]) if released and work.accumulation == 1 else 0),
             slots=work.slots * own.trained / work.parts,
             activations=max(own.peak.at(samples) - own.flat, 0.0) + kept,
             scratch=own.scratch,
@@ -247,8 +269,7 @@ class Projector:
     def _project_stages(self, work: Workload, messages: MessageCosts) -> Prediction:
         ranks = work.stages
         most = work.micro_batches or DEFAULT_PER_RANK * ranks
-        _, shards = assign_shards(work.batch, work.data * most, 0, work.data)
-        sizes = [rows.stop - rows.start for _, rows in shards]  # of the micro-batches, nearly equal
+        sizes = _sizes_of(work, most)
         own = sizes[0]
         plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
         owners = placement(work.pipeline_schedule, ranks)
@@ -321,6 +342,12 @@ class Projector:
             for one, actions in zip(tables, plan, strict=True)
         ]
         return self._complete(work, step, memories, tables)
+
+
+def _sizes_of(work: Workload, micro_batches: int) -> list[int]:
+    """Return the samples of the micro-batches of the first rank, which are nearly equal."""
+    _, shards = assign_shards(work.batch, work.data * micro_batches, 0, work.data)
+    return [rows.stop - rows.start for _, rows in shards]
 
 
 def _opposite_exposed(

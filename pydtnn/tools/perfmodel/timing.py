@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from pydtnn.tools.perfmodel.compute import ComputeCosts, Label
 from pydtnn.tools.perfmodel.compute.analytic import accesses
@@ -22,12 +25,16 @@ from pydtnn.tools.perfmodel.outline import (
     Finish,
     NodeWork,
     Outline,
+    RepeatedBlock,
     Start,
 )
 from pydtnn.tools.perfmodel.overlap import Channel, InFlight
 from pydtnn.tools.perfmodel.prediction import LayerTime, StepTime
 
 STEP = Label("phase", "step", 0)
+
+SETTLED = 1e-6
+"""Relative difference of times below which equal blocks take equally long."""
 
 
 @dataclass(eq=False)
@@ -103,11 +110,42 @@ class _RankClock:
                 self._await_slowest()
                 self.now = self.channel.wait(operation, self.now)
                 self.parts[node][3] += self.now - before
+            elif isinstance(event, RepeatedBlock):
+                self._repeat(event, buckets)
             elif buckets:
                 if not isinstance(before_event, BucketReady):
                     self._pass_on()
                 self._ready(buckets[event.bucket])
             before_event = event
+
+    def _repeat(self, event: RepeatedBlock, buckets: Sequence[BucketOutline]) -> None:
+        """Follow events until each time adds the same, and add the others at once."""
+        left, last = event.times, None
+        while left:
+            left -= 1
+            before, computed = self._state(), [*self._computed]
+            self._gathered = {k + event.shift: one for k, one in self._gathered.items()}
+            self.run(event.events, buckets)
+            change = self._state() - before
+            same = last is not None and np.allclose(change, last, SETTLED, SETTLED * change[0])
+            if same and min(change[4:6]) > -SETTLED * change[0]:
+                break
+            last = change
+        if self._computed[: len(computed)] == computed:
+            self._computed += left * self._computed[len(computed) :]
+        change *= left
+        self.now, self.gradient_work, self.later = (
+            np.array([self.now, self.gradient_work, self.later]) + change[:3]
+        ).tolist()
+        for part, more in zip(self.parts.values(), change[6:].reshape(-1, 4), strict=True):
+            part[:] = (np.array(part) + more).tolist()
+        time, busy, transfers, work = change[[0, 3, 4, 5]].tolist()
+        self.channel.skip(time, busy, transfers, work, self.now)
+
+    def _state(self) -> np.ndarray:
+        """Return the sums so far: of times, transfers, pending transfers and work, and layers."""
+        sums = self.now, self.gradient_work, self.later, self.channel.busy
+        return np.array([*sums, *self.channel.pending(self.now), *chain(*self.parts.values())])
 
     def _ready(self, bucket: BucketOutline) -> None:
         """Start the sums of a bucket, as `pydtnn.training.axis_sums`."""
@@ -174,7 +212,7 @@ class _RankClock:
         if self.messages.work.data > 1:
             self._await_slowest()
         self.now = self.channel.finish(self.now)
-        for bucket in self.tables.outline.buckets:
+        for bucket in (*self.tables.outline.buckets, *self.tables.outline.added):
             rounds = self.messages.update(bucket)
             self.now = self.channel.wait(self.channel.start(rounds, self.now), self.now)
         self.gradient_work += self.now - before
@@ -191,13 +229,17 @@ def update_seconds(tables: Tables, messages: MessageCosts) -> float:
     return messages.slowdown * moved / platform.update_bandwidth
 
 
-def step_time(tables: Tables, messages: MessageCosts, samples: int) -> StepTime:
-    """Return the time of a step of a rank's samples without a pipeline."""
-    clock = _RankClock(tables, messages, samples)
-    clock.run(tables.outline.forward)
-    clock.channel.start(messages.losses, clock.now)
-    clock.run(tables.outline.backward, tables.outline.buckets)
+def step_time(tables: Tables, messages: MessageCosts, sizes: Sequence[int]) -> StepTime:
+    """Return the time of a step without a pipeline, of micro-batches of so many samples."""
+    clock = _RankClock(tables, messages, sizes[0])
+    for left, samples in enumerate(sizes, start=1 - len(sizes)):  # sums are those of the last
+        clock.seconds, clock.samples = tables.of(samples), samples
+        clock.run(tables.outline.forward)
+        if not left:
+            clock.channel.start(messages.losses, clock.now)
+        clock.run(tables.outline.backward, () if left else tables.outline.buckets)
     clock.finish()
+    samples = sizes[0]
     return StepTime(
         clock.layers(),
         other=messages.slowdown * tables.step(samples),

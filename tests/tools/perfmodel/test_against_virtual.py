@@ -54,6 +54,11 @@ FURTHER: list[tuple[Workload, dict[str, Any]]] = [
         {"axes": {"data": 4}, "scheme": "sharded_parameters", "scheme_options": {"copies": 2}},
     ),
     (NETWORK, {"axes": {"data": 4}, "optimizer": "adam", "optimizer_options": {}}),
+    (NETWORK, {"axes": {"data": 2}, "accumulation": 3}),
+    (NETWORK, {"axes": {"data": 2, "filter": 2}, "accumulation": 2}),
+    *((NETWORK, {"axes": {"data": 4}, "accumulation": 2, "scheme": scheme}) for scheme in SHARDED),
+    *((NETWORK, {"axes": {"data": 2, "filter": 2}, "scheme": scheme}) for scheme in SHARDED),
+    (NETWORK, {"axes": {"data": 2, "spatial": 2}, "scheme": "sharded_gradients"}),
 ]
 """Not on random platforms, whose cases depend on the list of strategies."""
 
@@ -165,6 +170,19 @@ def test_a_step_takes_as_long_as_on_virtual_ranks(name, strategy):
     many = max([1, *work.cut.values()]) > 2
     assert seconds == pytest.approx(1, abs=0.15 if many else 0.06)
     assert memory == pytest.approx(1, abs=0.06)  # buffers of sums, and memory between arrays
+
+
+@pytest.mark.long
+@each("axes", [{"data": 2}, {"data": 2, "spatial": 2}, {"data": 2, "pipeline": 2}])
+def test_a_step_with_activations_of_16_bits_takes_as_long_as_on_virtual_ranks(axes):
+    compute = replace(ANY.compute, peak=ANY.compute.peak | {"bfloat16": 3e12})
+    platform = replace(ANY, compute=compute)
+    work = replace(NETWORK, dtype="bfloat16", axes=axes).in_micro_batches()
+    costs = AnalyticCosts.of(work, platform)
+    closed = Projector(work, platform, costs).project(work)
+    virtual = predict(work, platform, AnalyticCosts.of(work, platform))
+    assert closed.step.seconds == pytest.approx(virtual.step.seconds, rel=0.05)
+    assert closed.memory.total == pytest.approx(virtual.memory.total, rel=0.05)
 
 
 @each("schedule", ["1f1b", "zb_v"])

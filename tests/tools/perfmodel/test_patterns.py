@@ -3,6 +3,7 @@
 import pytest
 
 from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.tools.perfmodel import patterns
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.patterns import AxisGroups, Processing, Wires, library_terms, rows_of
 from pydtnn.tools.perfmodel.platform import Link
@@ -75,3 +76,16 @@ def test_a_library_has_latencies_of_a_tree_and_the_least_bytes():
     assert library_terms("allreduce", 8) == (3, 2 * 7 / 8)
     assert library_terms("barrier", 5) == (3, 0.0)
     assert library_terms("allreduce", 1) == (0, 0.0)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("ranks", "stride", "per_host"), [(16, 1, 4), (8, 2, 4), (12, 3, 1)])
+def test_messages_to_many_ranks_take_as_long_by_a_formula(
+    ranks, stride, per_host, alone, monkeypatch
+):
+    groups = AxisGroups(ranks, stride, per_host, 2 * ranks * stride, alone)
+    wires = WIRES._replace(inside=Link(1e-6, 5e9, 9e9), rails=2)
+    (listed,) = rows_of.__wrapped__("to_all", groups, wires)
+    monkeypatch.setattr(patterns, "MANY_RANKS", 1)
+    (found,) = rows_of.__wrapped__("to_all", groups, wires)
+    assert found == pytest.approx(listed, rel=1e-12)

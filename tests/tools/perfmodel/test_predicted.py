@@ -118,7 +118,7 @@ def test_auto_refuses_what_it_cannot_choose(option, words, tmp_path, capsys):
         ({}, ""),
         ({"scheme": "local_sgd"}, "--scheme local_sgd"),
         ({"exact": True, "global_batch_size": 8}, "--exact"),
-        ({"accumulation": 2}, "--accumulation 2"),
+        ({"accumulation": 2}, ""),
         ({"overlap": False}, "--scheme :overlap=false"),
         ({"freeze": "stem"}, "--freeze stem"),
     ],
@@ -183,7 +183,7 @@ WITH: dict[str, dict[str, Any]] = {
     "tensorboard_histograms": {"tensorboard": True},
     "trace_steps": {"trace": "trace"},
     "trace_kernels": {"trace": "trace"},
-    "min_ranks": {"survive": True},
+    **{name: {"survive": True} for name in ("min_ranks", "survive_stages")},
     "buddy_interval": {"survive": True},
     "disturb": {"virtual_ranks": 4},
 }
@@ -214,7 +214,7 @@ VALUES: dict[str, Any] = {
     **{"checkpoint_every": "5min", "mtbf": "1 h", "grace": 30.0},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
     **{"mlflow": "digits", "wandb": "digits", "verify_steps": 100},
-    **{"min_ranks": 2, "buddy_interval": "5 steps"},
+    **{"min_ranks": 2, "buddy_interval": "5 steps", "survive_stages": "recycle"},
     **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},
     **{"virtual_ranks": 4, "platform": "cpu-10gbit", "disturb": "file"},
 }
@@ -245,7 +245,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
         *("mlflow", "wandb", "verify_steps"),
         *("timeout", "straggler_factor", "balance", "restore_best"),
-        *("survive", "min_ranks", "buddy_interval"),
+        *("survive", "survive_stages", "min_ranks", "buddy_interval"),
     ),
     "observes steps, in less than a percent of their time": (
         *("trace", "trace_steps", "trace_kernels"),

@@ -35,7 +35,7 @@ class MessageRow(NamedTuple):
     adds: np.ndarray
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def messages_by_row(
     algorithm: str | Algorithm, hosts: tuple[Hashable, ...]
 ) -> tuple[MessageRow, ...]:

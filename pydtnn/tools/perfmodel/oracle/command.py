@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from time import monotonic
 from typing import Any
 
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.oracle import table
 from pydtnn.tools.perfmodel.oracle.options import (
@@ -21,11 +24,14 @@ from pydtnn.tools.perfmodel.oracle.options import (
 )
 from pydtnn.tools.perfmodel.oracle.ranking import (
     KINDS,
+    MAX_BLOCK_STAGES,
+    MAX_STAGES,
     Entry,
     Oracle,
     Variants,
     best,
     first_of_kinds,
+    sort_entries,
     strategies,
 )
 from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
@@ -40,6 +46,9 @@ from pydtnn.utils.units import align
 
 WIDTH = 160
 """Columns where the output is not a terminal."""
+
+PROGRESS_SECONDS = 5
+"""Time between two tables of what has been predicted so far."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,12 +70,15 @@ def _run(options: argparse.Namespace) -> None:
     platform, work = Platform.load(options.platform), workload_of(options)
     costs = AnalyticCosts(platform, work.dtype, peaks_only=options.peaks_only)
     oracle = Oracle(Projector(work, platform, costs), options.batch_size)
-    limits, kinds = table.find_limits(work, oracle.projector.backend), names_of(options.strategies)
+    blocks = oracle.projector.blocks.shorter(work.along({PIPELINE: MAX_BLOCK_STAGES}), 0)
+    stages = MAX_BLOCK_STAGES if blocks else MAX_STAGES
+    limits = table.find_limits(work, oracle.projector.backend, stages)
+    kinds = names_of(options.strategies)
     if kinds == [*KINDS]:  # those that divide layers of this network
         kinds = [limit.kind for limit in limits]
 
     def tried(number: int, variants: Variants = variants) -> Iterator[Workload]:
-        return strategies(work, number, kinds, variants, most=options.axes)
+        return strategies(work, number, kinds, variants, most=options.axes, stages=stages)
 
     explained = axes_of(options.explain) if options.explain else {}
     note = platform.check_hosts(max(*ranks, prod(explained.values())))
@@ -85,7 +97,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.explain:
         _print_explanation(oracle.entry(replace(work, axes=explained)))
         return
-    swept = {number: oracle.rank(tried(number)) for number in ranks}
+    swept = {number: sort_entries(_shown(oracle, [*tried(number)])) for number in ranks}
     if options.explain is not None:
         chosen = best(swept[max(ranks)])
         _print_explanation(chosen or swept[max(ranks)][0])
@@ -96,6 +108,19 @@ def _run(options: argparse.Namespace) -> None:
     print("\n".join(table.of_limits(one for one in limits if one.kind in limited)))
     rows = [entry.to_json() for entries in swept.values() for entry in entries]
     _write(rows, options)
+
+
+def _shown(oracle: Oracle, works: Sequence[Workload]) -> Iterator[Entry]:
+    """Predict runs; every few seconds, write the fastest ones so far to the standard error."""
+    found, written = list[Entry](), monotonic()
+    for number, entry in enumerate(map(oracle.entry, works), start=1):
+        yield entry
+        found = sort_entries([*found[:3], entry])
+        if monotonic() - written > PROGRESS_SECONDS:
+            written = monotonic()
+            text = f"{number} of {len(works)} strategies for {entry.work.ranks} ranks, so far:"
+            rows = table.ranking([one for one in found[:3] if one.possible], WIDTH)
+            print(text, *rows, "", sep="\n", file=sys.stderr, flush=True)
 
 
 def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None:

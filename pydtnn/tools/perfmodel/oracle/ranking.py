@@ -27,6 +27,9 @@ MAX_PARTS = 128
 MAX_STAGES = 8
 """Stages of a pipeline in an enumeration: longer ones wait more than they compute."""
 
+MAX_BLOCK_STAGES = 16
+"""Those of networks with many equal blocks."""
+
 
 @dataclass(frozen=True)
 class Variants:
@@ -37,8 +40,7 @@ class Variants:
     recompute : bool
         Also with recomputation.
     sharded : bool
-        Also with the schemes of `SHARDED`, where there are several ranks along "data", and with
-        the first of them where there are other axes.
+        Also with the schemes of `SHARDED`, where there are several ranks along "data".
     compress : sequence of str
         Also with these compressors of gradients.
     schedules : sequence of str
@@ -61,8 +63,7 @@ class Variants:
         if self.recompute:
             yield replace(work, recompute="auto")
         if work.data > 1:
-            schemes = SHARDED[:1] if work.cut else SHARDED  # the axes divide parameters, too
-            for scheme in schemes if self.sharded else ():
+            for scheme in SHARDED if self.sharded else ():
                 yield replace(work, scheme=scheme)
             for name in self.compress:
                 yield replace(work, compress=name)
@@ -75,6 +76,7 @@ def strategies(
     variants: Variants | None = None,
     *,
     most: int = 1,
+    stages: int = MAX_STAGES,
 ) -> Iterator[Workload]:
     """Yield a run with all strategies for a number of ranks: "data", other axes, and hybrids.
 
@@ -87,6 +89,8 @@ def strategies(
     variants : Variants, optional
     most : int
         Largest number of axes besides "data"; "tensor" is not combined with "filter" or "channel".
+    stages : int
+        Largest number of stages of a pipeline.
 
     Raises
     ------
@@ -112,14 +116,16 @@ def strategies(
         for axes in combinations(others, number):
             if "tensor" in axes and {"filter", "channel"}.intersection(axes):
                 continue  # tensor parallelism divides filters and channels itself
-            for parts in _factorisations(ranks, axes):
+            for parts in _factorisations(ranks, axes, stages):
                 data = ranks // prod(parts)
                 if data == 1 or "data" in kinds:
                     mesh = dict(zip(axes, parts, strict=True))
                     yield from variants.of(work.along({"data": data, **mesh}))
 
 
-def _factorisations(ranks: int, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
+def _factorisations(
+    ranks: int, axes: Sequence[str], stages: int = MAX_STAGES
+) -> Iterator[tuple[int, ...]]:
     """Yield the ranks along each axis, at least 2, whose product divides a number of ranks.
 
     >>> [*_factorisations(8, ("filter", "spatial"))]
@@ -128,10 +134,10 @@ def _factorisations(ranks: int, axes: Sequence[str]) -> Iterator[tuple[int, ...]
     if not axes:
         yield ()
         return
-    largest = MAX_STAGES if axes[0] == PIPELINE else MAX_PARTS
+    largest = stages if axes[0] == PIPELINE else MAX_PARTS
     for part in range(2, min(ranks, largest) + 1):
         if ranks % part == 0:
-            for rest in _factorisations(ranks // part, axes[1:]):
+            for rest in _factorisations(ranks // part, axes[1:], stages):
                 yield part, *rest
 
 

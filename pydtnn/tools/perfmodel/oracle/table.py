@@ -39,7 +39,7 @@ class Limit:
     reason: str
 
 
-def find_limits(work: Workload, backend: Backend) -> list[Limit]:
+def find_limits(work: Workload, backend: Backend, stages: int = MAX_STAGES) -> list[Limit]:
     """Return the limit of each strategy for a network.
 
     References
@@ -55,9 +55,9 @@ def find_limits(work: Workload, backend: Backend) -> list[Limit]:
         if limit.kind not in least or limit.ranks < least[limit.kind].ranks:
             least[limit.kind] = limit
     why = f"{len(layers)} layers"
-    if len(layers) > MAX_STAGES:
-        why += f"; longer pipelines than {MAX_STAGES} mostly wait, and are not tried"
-    least[PIPELINE] = Limit(PIPELINE, min(len(layers), MAX_STAGES), why)
+    if len(layers) > stages:
+        why += f"; longer pipelines than {stages} mostly wait, and are not tried"
+    least[PIPELINE] = Limit(PIPELINE, min(len(layers), stages), why)
     return [least[kind] for kind in KINDS if kind in least]
 
 

@@ -116,7 +116,9 @@ class NoValues(np.ndarray):
             found = getattr(ufunc, method)(*plain, **options)
             if out:
                 return out[0] if len(out) == 1 else out
-            return found.view(NoValues) if isinstance(found, np.ndarray) else found
+            if isinstance(found, tuple):
+                return tuple(np.asarray(array).view(NoValues) for array in found)
+            return np.asarray(found).view(NoValues)
         if "out" in options:
             return options["out"][0]
         few = (x.reshape(-1)[:1].view(np.ndarray) if np.ndim(x) else x for x in inputs)

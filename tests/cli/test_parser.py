@@ -87,7 +87,10 @@ FORMER = {
     own.name: {int: "3", float: "0.5", str: "5min", dict: "{a: 1}"}.get(own.kind, "true")
     for own in flags(TrainConfig).values()
     if own.owner
-} | {"trace_steps": "1:2", "tf32": "true", "pipeline_schedule": "gpipe", "teacher_weight": "1"}
+} | {
+    **{"trace_steps": "1:2", "tf32": "true", "pipeline_schedule": "gpipe", "teacher_weight": "1"},
+    "survive_stages": "recycle",
+}
 PARTNERS = {
     **{"load": "w", "compress": "sign", "exact": "true", "survive": "true", "trace": "t"},
     **{"tensorboard": "true", "virtual_ranks": "2", "lr_scaling": "sqrt", "parallel": "pipeline=2"},

@@ -1,4 +1,8 @@
+from argparse import Namespace
+
+from benchmarks import regret
 from benchmarks.regret import Case, Outcome, table
+from pydtnn.comm import create_communicator
 from pydtnn.training.workload import Workload
 from tests.benchmarks.test_benchmarks import lines
 
@@ -17,9 +21,26 @@ def test_the_regret_is_that_of_the_strategy_predicted_to_be_the_fastest():
     assert last == "regret 20.0%, tau 0.33"
 
 
+def test_a_strategy_that_is_not_predicted_on_a_busy_machine_is_left_out(monkeypatch):
+    def busy(*arguments: object) -> None:
+        raise ValueError("the machine is busy")
+
+    monkeypatch.setattr(regret, "predict_job", busy)
+    options = {"model": "mlp", "shape": "12x12x1", "classes": 10, "batch": 8}
+    args = Namespace(**options, platform=None, formulas=False, most=9)
+    (case,) = regret.find_cases(create_communicator(), args)
+    assert case.reason == "not predicted: the machine is busy"
+    assert table([Outcome(case, 0.03)])[1:] == [
+        "serial             -           30  not predicted: the machine is busy",
+        "no strategy is predicted: repeat this when the machine is idle",
+    ]
+    known = [Outcome(Case("data 2", WORK, 0.01), 0.02), Outcome(case, 0.001)]
+    assert table(known)[-2:] == ["chosen: data 2; fastest: data 2", "regret 0.0%"]
+
+
 def test_one_rank_is_predicted_and_measured():
     options = ["--model", "mlp", "--input", "12x12x1", "--batch", "8", "--turns", "1"]
-    *_, row, chosen, last = lines("regret", *options, "--steps", "2")
+    *_, row, chosen, last = lines("regret", *options, "--steps", "2", "--platform", "cpu-1gbit")
     assert row.split()[0] == "serial"
     assert chosen == "chosen: serial; fastest: serial"
     assert last == "regret 0.0%"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -477,12 +477,14 @@ DELAYED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 """Rules with the schemes that apply their gradients: `LATE` as the pipeline 2bw, in one process."""
 
 
+read_text = cache(partial(load_dataset, "text", length=64))
+
+
 def final_loss(
     rule: Callable[..., Any], scheme: Callable[..., Any], rate: float, seed: int
 ) -> float:
     """Train a GPT for some steps; return its test loss."""
-    train, test = load_dataset("text", length=64)
-    steps = EPOCHS["muon"]
+    (train, test), steps = read_text(), EPOCHS["muon"]
     parts = train.subset(np.arange(0, len(train), 8)), test.subset(np.arange(0, len(test), 40))
     size = min(32, len(parts[0]) // steps)
     net = create_net("gpt_nano", train.classes, train.input_shape)

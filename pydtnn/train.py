@@ -176,9 +176,9 @@ def execute(
             config, comm, program
         )
     elif config.exact_mesh:
-        from pydtnn.comm.placed import run_placed
+        from pydtnn.comm.hybrid import run_hybrid
 
-        run_placed(comm, prod(read_axes(config.parallel).values()), program)
+        run_hybrid(comm, prod(read_axes(config.parallel).values()), program)
     else:
         program(comm)
 

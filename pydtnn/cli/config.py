@@ -675,6 +675,7 @@ class _CommunicationOptions:
             "--device cuda": HOST,
             "--tuning measure": "use fixed, as algorithms differ between measurements",
             "--allreduce !rule": "omit it, as sums have one order",
+            "--scheme decoupled_diloco": "use diloco, as its window depends on times",
             "--survive or --grace or --virtual-ranks": OMIT,
         },
     )
@@ -769,6 +770,11 @@ class TrainConfig(
     def saves_weights(self) -> bool:
         """Whether `save` is a file of weights, and not a folder with the whole model."""
         return self.save is not None and self.save.endswith(".safetensors")
+
+    @property
+    def equal_bytes(self) -> bool:
+        """Whether results are to have the same bytes for any number of processes."""
+        return self.exact or self.exact_mesh
 
     def course(self) -> dict[str, Any]:
         """Return the options that affect the result of training: no paths, ranks or threads."""

@@ -138,7 +138,7 @@ def _configure(config: TrainConfig, comm: Communicator) -> Any:
     if comm.supervision is not None and config.grace is not None:
         comm.supervision.prepare_for_preemption(config.grace)
     cupy = together(comm, take_gpu, config, comm)
-    if config.exact or config.exact_mesh:  # other kernels would round differently
+    if config.equal_bytes:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}
         _require_equal(comm, facts if cupy is None else facts | gpu_facts(cupy))
     return cupy
@@ -182,7 +182,7 @@ def _check_backends(job: Job) -> None:
     """Check that all ranks compute alike."""
     comm, backend = job.trainer.comm, job.trainer.model.backend
     _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
-    if job.config.exact or job.config.exact_mesh:
+    if job.config.equal_bytes:
         names = {"libraries of the GPU": "versions", "TF32": "tf32"}
         _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
 

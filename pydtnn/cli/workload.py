@@ -107,7 +107,7 @@ def describe_run(config: TrainConfig, axes: Mapping[str, int], data: Mapping[str
         "model_options": model_options,
         "optimizer_options": {"lr": 0.01, **optimizer_numbers(config, rule), **rule_options},
         "freeze": tuple(names_in(config.freeze)),
-        "tuning": config.tuning or ("fixed" if config.exact or config.exact_mesh else None),
+        "tuning": config.tuning or ("fixed" if config.equal_bytes else None),
         **recomputation(config),
     }
     if (copies := without_shard(read_axes(config.parallel))[1]) is not None:

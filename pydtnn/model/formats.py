@@ -133,8 +133,8 @@ class Formats:
                 raise ValueError(f"formats: {use}: {error}") from None
         return cls(**given)
 
-    def left(self, names: Sequence[str]) -> set[str]:
-        """Return which of the layers with a matrix, in the order they run, remain in float32.
+    def layers_in_float32(self, names: Sequence[str]) -> set[str]:
+        """Return which of the layers with a matrix, in the order they run, are not rounded.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Rounder(Hook):
 
     def __init__(self, formats: Formats, nodes: Sequence[Node]) -> None:
         self.formats = formats
-        self.left = formats.left([n.name for n in nodes if multiplies(n.layer)])
+        self.in_float32 = formats.layers_in_float32([n.name for n in nodes if multiplies(n.layer)])
 
     def choose(self, nodes: Sequence[Node]) -> None:
         """Leave layers in float32, of the nodes that run.
@@ -206,7 +206,7 @@ class Rounder(Hook):
         """
         for node in nodes:
             layer = node.layer
-            if node.name in self.left:
+            if node.name in self.in_float32:
                 for p in layer.parameters:
                     p.source.working = False
             elif self.formats.products and multiplies(layer) and not in_halves(layer):

@@ -440,14 +440,14 @@ class Model(NotCallable, StoresArguments, Predictor):
         Raises
         ------
         ValueError
-            If two ranks of a pipeline have the same stages, whose gradients a `Trainer` adds up.
+            If several ranks of a pipeline have the same stages: a `Trainer` adds up gradients.
         """
         run = self.backward_shards
         options: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
         if self.pipeline is not None:
             if len(self.pipeline.owners.paths) > 1:
                 raise ValueError(
-                    "Model.backward: two ranks of the pipeline have the same stages, whose "
+                    "Model.backward: several ranks of the pipeline have the same stages, whose "
                     "gradients a Trainer adds up; use one, or a schedule such as 1f1b"
                 )
             return self.pipeline.backward(run, dy, residuals, accumulate=accumulate, **options)

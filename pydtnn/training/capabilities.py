@@ -145,12 +145,12 @@ FEATURES = {
             "of a pipeline, which is not supported; use bfloat16",
         },
     ),
-    "stages of two ranks": Feature(
+    "stages of several ranks": Feature(
         _shares_stages,
         excludes={
-            "sums that are not plain": "stages that two ranks of a pipeline have require sums of "
-            "gradients that are neither exact nor compressed, as those of allreduce and sharded, "
-            "got {1}; use one, a schedule such as 1f1b, or --parallel exact=true instead",
+            "sums that are not plain": "stages that several ranks of a pipeline have require sums "
+            "of gradients that are neither exact nor compressed, as those of allreduce and "
+            "sharded, got {1}; use one, a schedule such as 1f1b, or --parallel exact=true instead",
         },
     ),
     "asynchronous pipeline": Feature(

@@ -133,7 +133,7 @@ def test_layers_that_remain_in_float32_are_found_by_place_or_name():
     assert rounded_layers("first+last2") == [second]
     assert rounded_layers(f"linear*+{first.removesuffix('.w')}") == [second]
     assert [name.rstrip(".w0123456789") for name in (third, fourth)] == ["linear", "linear"]
-    assert Formats.parse("nvfp4").left(["a", "b", "c"]) == {"a", "c"}
+    assert Formats.parse("nvfp4").layers_in_float32(["a", "b", "c"]) == {"a", "c"}
     assert Formats.parse("nvfp4,products=once").products is None
     with pytest.raises(ValueError, match="formats: float32: .*'lineal'"):
         rounded_layers("lineal")

@@ -263,7 +263,7 @@ def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
         ({"micro_batches": 30}, "must be at most the 13 samples of a rank per step, got 30"),
         ({"sync_batch_norm": True}, "sync_batch_norm must be False"),
         ({"own": "1f2b"}, "unknown pipeline schedule '1f2b'"),
-        ({"own": "1f1b:2"}, "1f1b:2: expected a schedule with a parameter chunks"),
+        ({"own": "1f1b:2"}, "1f1b:2: expected one with a parameter for a value"),
         ({"own": "interleaved:0"}, "chunks must be at least 1, got 0"),
         ({"own": backward_first}, "0 has backward 0 before forward 0; swap them"),
         ({"scheme": EXACT, "own": "zb_h1"}, "must compute backward in one piece; us"),

@@ -454,8 +454,8 @@ SCHEDULE: Registry[Any] = Registry(
 def find(schedule: str | Schedule) -> Schedule:
     """Return the schedule of a name or of ``path/to/file.py:function``; a function unchanged.
 
-    A number after the name, as in "interleaved:3", is that of the stages per rank; "recycle:2x4-5"
-    is for two pipelines of four stages without rank 5.
+    What follows the name is the value of the parameter behind `micro_batches`: "interleaved:3" has
+    3 stages per rank, "recycle:2x4-5" two pipelines of four stages without rank 5.
 
     Raises
     ------
@@ -467,18 +467,17 @@ def find(schedule: str | Schedule) -> Schedule:
         found: Schedule = SCHEDULE.find(schedule).target
         return found
     several: Any = SCHEDULE.find(name).target
-    option, what = "chunks", "the number of stages per rank"
-    given: Any = int(value) if value.isdigit() else value
-    if given == value:
-        option, what = "grid", "pipelines, stages and lost ranks"
-    else:
-        check_int("pipeline schedule", option, given, at_least=1)
-    if option not in inspect.signature(several).parameters:
-        other = "interleaved" if option == "chunks" else "recycle"
+    further = [*inspect.signature(several).parameters.values()][3:]
+    kind = type(further[0].default) if further else None
+    if kind not in (int, str) or (kind is int and not value.isdigit()):
+        wanted = "with a parameter for a value" if kind is None else "with a number"
         raise ValueError(
-            f"pipeline schedule {schedule}: expected a schedule with a parameter {option} before "
-            f"{what}, got {name}; use {other}:{value}"
+            f"pipeline schedule {schedule}: expected one {wanted} behind its name, such as "
+            f"interleaved:3 or recycle:2x4-5; omit {value}, or use another schedule"
         )
+    option, given = further[0].name, int(value) if kind is int else value
+    if kind is int:
+        check_int("pipeline schedule", option, given, at_least=1)
     return partial(several, **{option: given})
 
 
@@ -596,13 +595,8 @@ def owners_of(plan: Sequence[Sequence[Action]]) -> Owners:
         )
     each = [found[m] for m in range(1 + max(found, default=0))]
     paths = [tuple(own.get(s, known[s]) for s in range(len(known))) for own in each]
-    same = [0]  # as many paths before each one, itself included, are those of the beginning
-    for path in paths[1:]:
-        before = same[-1]
-        while before and path != paths[before]:
-            before = same[before - 1]
-        same.append(before + (path == paths[before]))
-    owners = Owners(tuple(paths[: len(paths) - same[-1]]))
+    period = next(n for n in range(1, len(paths) + 1) if paths[n:] == paths[:-n])
+    owners = Owners(tuple(paths[:period]))
     for stage, ranks in enumerate(zip(*owners.paths, strict=True)):
         for other in ranks:
             if owners.stages_of(ranks[0]) != owners.stages_of(other):

@@ -216,7 +216,7 @@ class Period(NamedTuple):
     ----------
     forward, backward : slice
         Its events.
-    kept : Linear
+    kept : Affine
         Memory between its passes, in B.
     """
 

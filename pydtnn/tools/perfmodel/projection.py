@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import astuple, replace
 from functools import lru_cache
 from itertools import product
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ class Projector:
             (`pydtnn.training.capabilities`).
         """
         self.check(work)
-        work.samples_per_rank  # noqa: B018  raises ValueError
+        samples = ceil(work.samples_per_rank / work.accumulation)  # or raises ValueError
         if work.memory_limit is not None:  # as little is computed again as fits
             full = self.project(replace(work, recompute=None, memory_limit=None))
             if full.memory.total <= work.memory_limit:
@@ -218,9 +219,9 @@ class Projector:
         messages = MessageCosts(self.platform, work, compression)
         if work.stages > 1:
             return self._project_stages(work, messages)
-        tables, sizes = self.tables(work), _sizes_of(work, work.accumulation)
-        step = timing.step_time(tables, messages, sizes)
-        memory = self._memory(messages, tables.outline, sizes[0], 1)
+        tables = self.tables(work)
+        step = timing.step_time(tables, messages, _sizes_of(work, work.accumulation))
+        memory = self._memory(messages, tables.outline, samples, 1)
         return self._complete(work, step, [memory], [tables])
 
     def _complete(

@@ -57,7 +57,8 @@ def create_parser() -> Parser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    name = options.name.rpartition(":")[2]
+    named = options.name.partition(":")[0] in PIPELINE_SCHEDULES
+    name = options.name if named else options.name.rpartition(":")[2]
     schedule, sizes = find(options.name), (options.ranks, options.micro_batches)
     done = check(schedule, *sizes, steps=options.steps)
     if options.command == "check":

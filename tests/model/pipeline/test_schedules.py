@@ -171,8 +171,10 @@ def test_grids_without_a_rank_of_each_stage_are_refused():
     for wrong, ranks in (("2x2-1-3", 2), ("2x2", 3), ("2x3-1", 3), ("1x2-2", 3)):
         with pytest.raises(PipelineError, match="recycle: expected pipelines, stages and lost"):
             check(f"recycle:{wrong}", ranks, 4)
-    with pytest.raises(ValueError, match="1f1b:2x2: expected a schedule with a parameter grid"):
+    with pytest.raises(ValueError, match="1f1b:2x2: expected one with a parameter for a value"):
         find("1f1b:2x2")
+    with pytest.raises(ValueError, match="interleaved:2x2: expected one with a number"):
+        find("interleaved:2x2")
 
 
 @each(("pipelines", "each", "times"), [(2, 4, (15, 25)), (4, 4, (21, 21)), (8, 4, (21, 19))])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.placed import run_placed
+from pydtnn.comm import Communicator, hybrid, run_threads
+from pydtnn.comm.hybrid import run_hybrid
 from pydtnn.utils.errors import AgreedError, RankError
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
@@ -17,13 +17,13 @@ from tests.each import each
 
 def on_processes(processes: int, ranks: int, function: Callable[[Communicator], Any]) -> list[Any]:
     """Run a function on ranks of processes, which are threads in these tests."""
-    parts = run_threads(processes, lambda comm: run_placed(comm, ranks, function))
+    parts = run_threads(processes, lambda comm: run_hybrid(comm, ranks, function))
     return [result for part in parts for result in part]
 
 
 @pytest.mark.long
 @pytest.mark.threads(4, run=lambda ranks, rank: on_processes(3, ranks, rank))
-class TestPlaced(CommunicatorContract):
+class TestHybrid(CommunicatorContract):
     """Two ranks in the first process, and one in each of the others."""
 
     def test_a_receive_from_any_rank_says_whose_message_it_has(self, comm):
@@ -81,8 +81,25 @@ def test_an_error_has_the_number_of_its_rank_among_all():
 
 @each(
     ("processes", "ranks", "problem"),
-    [(3, 2, "at most as many processes"), (2, 33, "several with at most 16 ranks each")],
+    [
+        (3, 2, "2 ranks can be shared by at most 2 processes"),
+        (2, 33, "several with at most 16 of them each"),
+    ],
 )
 def test_too_many_processes_and_too_few_are_refused(processes, ranks, problem):
     with pytest.raises(AgreedError, match=problem):
         on_processes(processes, ranks, lambda comm: None)
+
+
+def test_groups_have_numbers_of_their_own_until_they_are_freed(monkeypatch):
+    monkeypatch.setattr(hybrid, "CODES", 16)  # 4 groups of up to 2 ranks of a process
+
+    def split(comm: Communicator) -> None:
+        for _ in range(9):
+            with comm.split(0) as all_of, comm.split(comm.rank % 2) as half:
+                assert {all_of._number, half._number} == {1, 2}
+        groups = [comm.split(0) for _ in range(3)]
+        with pytest.raises(AgreedError, match="at most 4 groups at a time with up to 2 ranks"):
+            groups[0].split(0)
+
+    on_processes(2, 4, split)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of several processes, whose results do not depend on their places.
+"""Hybrid of processes and threads: ranks are threads of several processes, in any division.
 
 A network that is cut over 4 ranks has the same kernels and shapes whether 1, 2 or 4 processes
 compute these ranks. Messages between threads of a process are copied once, in its memory; those
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, count, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,15 +50,15 @@ class ThreadOfProcess(NamedTuple):
 
 @dataclass
 class _Origin:
-    """What the groups of a rank share: the processes, most threads of one, and groups so far."""
+    """What the groups of a rank share: the processes, most threads of one, numbers of groups."""
 
     processes: Communicator
     threads: int
-    groups: int = 0
+    numbers: set[int] = field(default_factory=lambda: {0})  # in use
 
 
-class PlacedCommunicator(Communicator):
-    """One rank of a group whose ranks are threads of several processes; made by `run_placed`.
+class HybridCommunicator(Communicator):
+    """One rank of a group whose ranks are threads of several processes; made by `run_hybrid`.
 
     All ranks are on one host, as far as they know: nothing may depend on where they are.
 
@@ -70,6 +70,8 @@ class PlacedCommunicator(Communicator):
     places : sequence of ThreadOfProcess
         Of all ranks of the group.
     rank : int
+    number : int
+        Of the group: another one than those of other groups that a rank of it belongs to.
     """
 
     def __init__(
@@ -78,10 +80,11 @@ class PlacedCommunicator(Communicator):
         local: ThreadCommunicator,
         places: Sequence[ThreadOfProcess],
         rank: int,
+        number: int = 0,
     ) -> None:
         super().__init__(rank, [0] * len(places), local.traffic)
         self._origin, self._local, self._places = origin, local, places
-        self._number, self._turns = origin.groups, 0
+        self._number, self._turns = number, 0
         here = [r for r, place in enumerate(places) if place.process == places[rank].process]
         self._near = {r: index for index, r in enumerate(here)}
         self._peers = [(rank + shift) % self.size for shift in range(1, self.size)]
@@ -118,7 +121,7 @@ class PlacedCommunicator(Communicator):
         """Return the tag of a message between processes."""
         threads = self._origin.threads
         pair = self._places[source].thread * threads + self._places[to].thread
-        return (self._number % (CODES // threads**2) * threads**2 + pair) * TAGS + tag
+        return (self._number * threads**2 + pair) * TAGS + tag
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -183,27 +186,35 @@ class PlacedCommunicator(Communicator):
 
     def _split(self, color: int, key: int) -> Communicator:
         origin = self._origin
-        wishes = self._gather_object((color, key, self.rank, origin.groups))
-        origin.groups = 1 + max(groups for *_, groups in wishes)
+        wishes = self._gather_object((color, key, self.rank, origin.numbers))
+        used = {*chain.from_iterable(numbers for *_, numbers in wishes)}
+        number = next(n for n in count() if n not in used)
+        if number >= CODES // origin.threads**2:
+            raise AgreedError(
+                f"split: expected at most {number} groups at a time with up to {origin.threads} "
+                "ranks in a process; free others, or start more processes"
+            )
         chosen = divide([(color, key, rank) for color, key, rank, _ in wishes])[color]
         places = [self._places[rank] for rank in chosen]
         local = self._local._split(color, key)
         assert isinstance(local, ThreadCommunicator)
         group: Communicator = local
         if local.size < len(places):
-            group = PlacedCommunicator(origin, local, places, chosen.index(self.rank))
+            origin.numbers.add(number)
+            group = HybridCommunicator(origin, local, places, chosen.index(self.rank), number)
             group.members = [self.members[rank] for rank in chosen]
         group.name = f"{self.name}/{self._turns}.{color}"
         return group
 
     def _free(self) -> None:
         self._barrier()
+        self._origin.numbers.discard(self._number)
 
 
 class _Passing(Forwarding):
     """A message of a rank whose process has others: it waits without keeping them from working."""
 
-    def __init__(self, comm: PlacedCommunicator, inner: Request, peer: int) -> None:
+    def __init__(self, comm: HybridCommunicator, inner: Request, peer: int) -> None:
         super().__init__(inner)
         self._comm, self._peer = comm, peer
 
@@ -221,7 +232,7 @@ class _Passing(Forwarding):
         return self._comm._local._world.passed(self.inner.test())
 
 
-def run_placed(
+def run_hybrid(
     comm: Communicator, ranks: int, function: Callable[[Communicator], Any]
 ) -> list[Any]:
     """Call `function(own)` on ranks that are threads of processes, as `run_threads` does.
@@ -244,12 +255,12 @@ def run_placed(
     most = max(b - a for a, b in pairwise(cuts))
     if comm.size > ranks:
         raise AgreedError(
-            f"{ranks} ranks: expected at most as many processes that share them, got {comm.size}; "
+            f"{ranks} ranks can be shared by at most {ranks} processes, got {comm.size}; "
             "start fewer"
         )
     if comm.size > 1 and most > MAX_THREADS:
         raise AgreedError(
-            f"{ranks} ranks: expected one process, or several with at most {MAX_THREADS} ranks "
+            f"{ranks} ranks require one process, or several with at most {MAX_THREADS} of them "
             f"each, got {comm.size}; start {-(-ranks // MAX_THREADS)} or more"
         )
     places = [
@@ -263,7 +274,7 @@ def run_placed(
         if comm.size == 1:
             return function(local)
         rank = cuts[comm.rank] + local.rank
-        own = PlacedCommunicator(_Origin(processes, most), local, places, rank)
+        own = HybridCommunicator(_Origin(processes, most), local, places, rank)
         be_rank(own)
         return function(own)
 

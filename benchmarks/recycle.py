@@ -1,4 +1,4 @@
-"""Throughput of pipelines that have lost a rank: ReCycle beside cutting the network anew.
+"""Throughput of pipelines that have lost a rank: ReCycle beside partitioning the network again.
 
     python -m benchmarks.recycle
 
@@ -6,7 +6,7 @@ For D pipelines of S stages with all ranks (1f1b, zb_h1), and without one, each 
 samples; in parentheses the throughput, of 1f1b with all ranks. "units" are
 simulated: forward and each half of backward of a stage of the complete pipelines take 1, messages
 nothing. "ms" are steps of virtual ranks with equal layers on `--platform`, where the network that
-is cut anew has stages of whole layers.
+is partitioned again has stages of whole layers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--platform", default="cpu-100gbit")
     platform = parser.parse_args().platform
-    heads = ("1f1b", "zb_h1", "ReCycle", "cut anew, 1f1b")
+    heads = ("1f1b", "zb_h1", "ReCycle", "partitioned again, 1f1b")
     print(f"{'D x S, m':12}{''.join(f'{head:>28}' for head in heads)}  as")
     for pipelines, stages, each in CASES:
         ranks, lost, all_of = pipelines * stages, stages + 1, pipelines * each

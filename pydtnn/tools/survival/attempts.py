@@ -53,7 +53,7 @@ def recut(config: TrainConfig, started: TrainConfig, members: Sequence[int]) -> 
 def recycle(config: TrainConfig, started: TrainConfig, members: Sequence[int]) -> TrainConfig:
     """Return the configuration with a schedule in which the peers of lost ranks compute more.
 
-    Where all ranks of a stage are lost, the network is cut anew.
+    Where all ranks of a stage are lost, the network is partitioned again.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Times of kernels on a device that is not here: data sheet and four numbers."""
+"""Times of kernels on a device that was not measured: its data sheet and four numbers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pydtnn.utils.registry import Registry
 if TYPE_CHECKING:
     from pydtnn.models.alexnet import alexnet
     from pydtnn.models.bert import bert, bert_base, bert_nano, bert_small
-    from pydtnn.models.cnn import cnn, cnn1d
+    from pydtnn.models.cnn import cnn, cnn1d, whitened_cnn
     from pydtnn.models.cosmoflow import cosmoflow
     from pydtnn.models.densenet import (
         cifar_densenet,
@@ -74,6 +74,7 @@ MODELS = Named(
         "mlp",
         "cnn",
         "cnn1d",
+        "whitened_cnn",
         "alexnet",
         "vgg11",
         "vgg11_bn",
@@ -233,6 +234,7 @@ __all__ = [
     "vit_b16",
     "vit_small",
     "vit_tiny",
+    "whitened_cnn",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -1,6 +1,8 @@
-"""Small convolutional networks: for handwritten digits, and for signals."""
+"""Small convolutional networks: for handwritten digits, small images, and signals."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pydtnn.layers import (
     BatchNorm,
@@ -12,9 +14,11 @@ from pydtnn.layers import (
     Linear,
     MaxPool2d,
     ReLU,
+    Rescale,
     Sequential,
 )
 from pydtnn.models.images import image_size
+from pydtnn.models.units import unit
 from pydtnn.utils.validate import check_int
 
 
@@ -45,6 +49,72 @@ def cnn(classes: int, input_shape: tuple[int, ...]) -> Sequential:
         ReLU(name="relu3"),
         Dropout(0.5, name="dropout2"),
         Linear(classes, name="fc2"),
+    )
+
+
+def whitened_cnn(
+    classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    widths: Sequence[int] = (64, 128, 256),
+    kernel: int = 2,
+    scale: float = 1 / 9,
+) -> Sequential:
+    """Wide convolutions of small maps, for the least time to an accuracy on small images.
+
+    The first layer whitens patches. Each block has two 3 x 3 convolutions with batch norm, with a
+    maximum over 2 x 2 pixels after the first one, where most operations would be. Logits are
+    multiplied by a small factor, so that the first steps are small in spite of a high rate.
+
+    Parameters
+    ----------
+    classes : int
+    input_shape : tuple of int
+        Images ``(H, W, C)`` of at least ``kernel - 1 + 2^len(widths)`` pixels.
+    widths : sequence of int
+        Filters of both convolutions of each block.
+    kernel : int
+        Side of the patches. The first layer has two filters of opposite signs for each number of a
+        patch; ``--freeze whiten`` keeps its initial weights.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    Sequential
+        Gives logits ``(N, classes)``.
+
+    References
+    ----------
+    Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, sections 2 and 3, after Page,
+    "How to train your ResNet", 2019. Here activations are ReLU and the first layer knows no images:
+    see `pydtnn.layers.initializers.Whitening`.
+    """
+    check_int("whitened_cnn", "kernel", kernel, at_least=1)
+    if not widths:
+        raise ValueError(f"whitened_cnn: widths must not be empty, got {widths}")
+    least = kernel - 1 + 2 ** len(widths)
+    sides = image_size("whitened_cnn", input_shape, at_least=least)
+    filters = 2 * kernel**2 * input_shape[-1]
+    height, width = ((side - kernel + 1) >> len(widths) for side in sides)
+    return Sequential(
+        Conv2d(filters, kernel, initializer="whitening", name="whiten"),
+        ReLU(name="relu"),
+        *(
+            Sequential(
+                Conv2d(own, 3, padding=1, bias=False, name="conv"),
+                MaxPool2d(2, name="pool"),
+                BatchNorm(name="bn"),
+                ReLU(name="relu"),
+                unit(own, 3, padding=1, name="unit"),
+                name=f"block{i}",
+            )
+            for i, own in enumerate(widths, start=1)
+        ),
+        MaxPool2d((height, width), name="pool"),
+        Flatten(name="flatten"),
+        Linear(classes, bias=False, name="fc"),
+        Rescale(scale, name="scale"),
     )
 
 

@@ -16,6 +16,7 @@ from pydtnn.utils.version import __version__
 COMMANDS = {
     "train": "train a network on this process, or on the ranks of mpirun",
     "launch": "start a training run, and start it again after a failure",
+    "recipes": "values of options that reach an accuracy in the least time",
     "search": "search for hyper-parameters over the ranks of a job",
     "predict": "predict the classes of images with a saved model",
     "runs": "a table of runs, and what differs between them",

@@ -124,8 +124,7 @@ def test_every_option_that_a_page_names_exists(page):
 def test_every_option_of_a_command_line_of_training_in_a_page_is_one_of_training():
     own = {option.label for option in flags(TrainConfig).values() if not option.owner}
     own |= {f"--no-{name[2:]}" for name in own} | {
-        "--config",
-        "--print-config",
+        *("--recipe", "--config", "--print-config"),
         "--help",
         "--version",
     }

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydtnn.cli.config import GROUPS, REMOVED, Flag, TrainConfig, flags
@@ -18,12 +19,14 @@ from pydtnn.utils.names import answer, foreign_names, key_of, unknown
 from pydtnn.utils.version import __version__
 
 EXAMPLES = """examples:
-  python -m pydtnn.train --model resnet20 --epochs 5
   mpirun -np 2 python -m pydtnn.train --dataset cifar10 --augment crop:4,flip
-  python -m pydtnn.train --print-config > run.yaml
+  python -m pydtnn.train --recipe mnist-99 --print-config > run.yaml
   python -m pydtnn.train --config run.yaml --output-dir runs/mine
   python -m pydtnn.train --resume runs/mine --epochs 8
 """
+
+RECIPES = Path(__file__).parent / "recipes"
+"""Folder of the recipes: files of `--config` that are part of the package."""
 
 NAMES = "names"
 """Section of the help page with the names that options accept."""
@@ -31,7 +34,7 @@ NAMES = "names"
 ESSENTIAL = (
     *("model", "dataset", "data_dir", "augment", "epochs", "batch_size", "loss", "metrics"),
     *("optimizer", "lr", "schedule", "output_dir", "save", "load", "resume", "evaluate_only"),
-    *("device", "dtype", "threads", "scheme", "parallel", "config", "print_config"),
+    *("device", "dtype", "threads", "scheme", "parallel", "recipe", "config", "print_config"),
 )
 """Options that the short help page contains, in the order of use."""
 
@@ -69,7 +72,8 @@ class Arguments:
         known = [name for action in parser._actions for name in action.option_strings]
         texts = vars(parser.parse_args(list(_join_dictionaries(_translate(given, known)))))
         self._printing = texts.pop("print_config", False)
-        self._values = [item for file in texts.pop("config", []) for item in _read_file(file)]
+        files = [*map(recipe_file, texts.pop("recipe", [])), *texts.pop("config", [])]
+        self._values = [item for file in files for item in _read_file(file)]
         for name, found in texts.items():
             for text in found if isinstance(found, list) else [found]:
                 own, is_text = flags(TrainConfig)[name], isinstance(text, str)
@@ -159,7 +163,25 @@ def _join_dictionaries(arguments: Iterable[str]) -> Iterator[str]:
         yield argument
 
 
-def _read_file(file: str) -> Iterator[Setting]:
+def recipe_names() -> list[str]:
+    """Return the names of the recipes, in alphabetical order."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def recipe_file(name: str) -> Path:
+    """Return the path of a recipe.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown; the message contains the nearest one.
+    """
+    if name not in (names := recipe_names()):
+        raise ValueError(f"train: {unknown('recipe', name, names)}")
+    return RECIPES / f"{name}.yaml"
+
+
+def _read_file(file: str | Path) -> Iterator[Setting]:
     """Yield the options in a YAML file."""
     who = "train: --config"
     try:
@@ -244,6 +266,8 @@ def create_parser() -> _Parser:
     )
     shown = "show the version and exit"
     parser.add_argument("--version", action="version", version=f"pydtnn {__version__}", help=shown)
+    read = "read options from this file of the package: pydtnn recipes lists them"
+    parser.add_argument("--recipe", action="append", metavar="NAME", help=read)
     read = "read options from this YAML file; the command line overrides them"
     parser.add_argument("--config", action="append", metavar="FILE", help=read)
     shown = "print all options as YAML and exit"
@@ -301,8 +325,7 @@ def _explain(message: str) -> Exception:
     own = flags(TrainConfig)
     names = [
         *(o.label for o in own.values() if not o.owner),
-        "--config",
-        "--print-config",
+        *("--recipe", "--config", "--print-config"),
         "--help",
         "--version",
     ]

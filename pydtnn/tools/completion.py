@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from pydtnn.cli.parser import recipe_names
 from pydtnn.cli.parts import PARTS
 from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS
@@ -48,6 +49,7 @@ def values_by_name() -> dict[str, Sequence[str]]:
     return {
         **{name: [*registry.entries] for name, registry in PARTS.items()},
         "platform": platform_names(),
+        "recipe": recipe_names(),
         "strategies": [*KINDS],
         "sweep": [*SWEEPS],
         "sort": [*COLUMNS],

@@ -213,7 +213,7 @@ def test_the_help_page_has_groups_names_examples_and_every_option_at_a_width_tha
     shown = set(re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE))
     names = {own.spelling[2:] for own in flags(TrainConfig).values() if not own.owner}
     assert len(re.findall(r"^ *--", page, re.MULTILINE)) <= 80
-    assert shown == names | {"config", "print-config", "version"}
+    assert shown == names | {"recipe", "config", "print-config", "version"}
     assert set(PROMISED.split()) <= names
 
 

@@ -10,6 +10,7 @@ from pydtnn.layers.initializers import (
     He,
     LeCun,
     Normal,
+    Whitening,
     generator,
     get_initializer,
 )
@@ -33,6 +34,15 @@ def test_values_of_embeddings_do_not_depend_on_the_fans():
     w = get_initializer("embedding")(SHAPE, FAN_IN, FAN_OUT, generator(0, "w"))
     np.testing.assert_array_equal(w, Normal(0.02)(SHAPE, 1, 1, generator(0, "w")))
     assert w.std() == pytest.approx(0.02, rel=0.02)  # 20,000 values: within 0.5 %
+
+
+def test_filters_that_whiten_give_uncorrelated_responses_to_their_model_and_those_of_other_sign():
+    w = Whitening(near=0.9, channels=0.8)((16, 2, 2, 2), 8, 16, generator(0, "w")).reshape(16, 8)
+    chain = np.array([[1, 0.9], [0.9, 1]])
+    covariance = np.kron(np.kron(chain, chain), [[1, 0.8], [0.8, 1]])  # rows, columns, channels
+    np.testing.assert_allclose(w[:8] @ covariance @ w[:8].T, np.eye(8), atol=1e-12)
+    np.testing.assert_array_equal(w[8:], -w[:8])
+    assert abs(w[0]).min() > 0.2 * abs(w[0]).max()  # the mean comes first
 
 
 def test_a_generator_depends_on_seed_and_name_alone():
@@ -71,6 +81,7 @@ def test_every_name_and_any_function_gives_float64_of_the_shape(name, value):
         (lambda: get_initializer("zeros", gain=2), "unknown option of zeros 'gain'"),
         (lambda: He("gaussian"), "He: distribution must be 'uniform' or 'normal', got 'gaussian'"),
         (lambda: Normal(-1), "Normal: deviation must be at least 0, got -1"),
+        (lambda: Whitening(near=1.0), "Whitening: near must be .* below 1, got 1"),
         (lambda: Constant(float("nan")), "Constant: value must be a finite number, got nan"),
     ],
 )

@@ -36,12 +36,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cosmoflow": {"stages": 3, "filters": 4},
     "googlenet": {"kernel": 5},
     "vit_tiny": {"dropout": 0.1, "attention_dropout": 0.1},
+    "whitened_cnn": {"widths": [3, 4]},
 }
 
 SMALL = [
     *("bert_nano", "t5_nano", "transformer_nano"),
     *("alexnet", "char_gru", "char_lstm", "cnn", "cnn1d", "cosmoflow", "densenet40", "googlenet"),
     *("gpt_nano", "llama_nano", "mlp", "mobilenet_v2", "moe_gpt_nano", "resnet20", "vit_tiny"),
+    "whitened_cnn",
 ]
 
 

@@ -6,9 +6,9 @@
     python -m benchmarks.published --fit A100               # fits the numbers of a device again
 
 A row has the measured and the predicted time of a step in seconds, and the error of the latter,
-relative to the former. Rows on which the numbers of a device were fitted have a star. Means are
-those of absolute values. Rows that are off by more than 15 % are listed with what is known of the
-reason.
+relative to the former. Rows on which the numbers of a device were fitted have a star, those that
+are not certain (`Published.left_out`) a question mark. Means are those of absolute values. Rows
+that are off by more than 15 % are listed with what is known of the reason.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def summary(rows: Sequence[Compared], kind: str, name: Callable[[Compared], str]
     names = dict.fromkeys(map(name, rows))
     groups = [(one, [row for row in rows if name(row) == one]) for one in names]
     groups.append(("all", list(rows)))
+    groups.append(("certain", [one for one in rows if not one.row.left_out]))
+    groups.append(("never seen", [one for one in rows if one.row.unseen]))
     lines = [[kind, *STANDARD]]
     for title, own in groups:
         halves = (
@@ -69,7 +71,7 @@ def listed(rows: Sequence[Compared]) -> Iterator[str]:
     """Yield each row."""
     lines = [["source", "row", "devices", "measured s", "predicted s", "error"]]
     for one in rows:
-        row, star = one.row, "*" * one.row.fitted
+        row, star = one.row, "*" * one.row.fitted + "?" * bool(one.row.left_out)
         times = f"{row.seconds:.4g}", f"{one.predicted:.4g}", f"{100 * one.error:+.1f} %{star}"
         lines.append([row.source, row.row, str(row.devices), *times])
     yield from align(lines, left=2)
@@ -80,7 +82,7 @@ def far_off(rows: Sequence[Compared]) -> Iterator[str]:
     reasons: dict[str, list[Compared]] = {}
     for one in rows:
         if abs(one.error) > LARGE:
-            reasons.setdefault(reason_of(one.row), []).append(one)
+            reasons.setdefault(one.row.left_out or reason_of(one.row), []).append(one)
     count = sum(map(len, reasons.values()))
     yield f"off by more than {100 * LARGE:.0f} %: {count} of {len(rows)} rows"
     for reason, own in reasons.items():

@@ -22,8 +22,20 @@ PASSES = {"with recomputation": 4, "of the network": 3}
 """Passes of a block that a rate in TFLOP/s counts: forward, twice backward, and forward again."""
 
 
+CONTRADICTED = 1.3
+"""Least ratio of times that a row is left out for."""
+
+
 class Published(SimpleNamespace):
-    """A measurement, and what determines a step: the `COLUMNS` are attributes."""
+    """A measurement, and what determines a step: the `COLUMNS` are attributes.
+
+    Attributes
+    ----------
+    left_out : str
+        Why the row is not certain, or "".
+    """
+
+    left_out = ""
 
     @property
     def data(self) -> int:
@@ -59,6 +71,12 @@ class Published(SimpleNamespace):
             of_token = of_blocks + 6 * self.hidden * self.vocabulary
             amount *= self.sequence * of_token / (self.devices * 1e12)
         return amount
+
+    @property
+    def without_bubble(self) -> float:
+        """Time of a step without that in which stages of a pipeline wait."""
+        number = self.batch // (self.data * self.micro_batch) if self.micro_batch else 1
+        return self.seconds / (1 + (self.pipeline - 1) / (number * self.chunks))
 
 
 def _value(name: str, text: str) -> Any:
@@ -96,8 +114,40 @@ def read(path: Path) -> Iterator[Published]:
 
 
 def all_rows() -> list[Published]:
-    """Return the rows of all files."""
-    return [row for path in sorted(FOLDER.glob("*.csv")) for row in read(path)]
+    """Return the rows of all files; those that are not certain have `Published.left_out`."""
+    rows = [row for path in sorted(FOLDER.glob("*.csv")) for row in read(path)]
+    for row in rows:
+        if row.decoded:
+            row.left_out = "images are read and decoded during the step"
+    for axis in ("micro_batch", "tensor", "devices"):
+        alike: dict[str, list[Published]] = {}
+        for row in rows:
+            own = {
+                name for name in COLUMNS if name not in ("row", "measured", "fitted", "log", axis)
+            }
+            others = {name: getattr(row, name) for name in own - {"batch"}}
+            batch = row.batch / row.devices if axis == "devices" else row.batch
+            alike.setdefault(f"{batch} {sorted(others.items())}", []).append(row)
+        for family in alike.values():
+            for row in family:
+                near = [other for other in family if _near(row, other, axis)]
+                least = max((one.without_bubble for one in near), default=row.without_bubble)
+                if row.without_bubble > CONTRADICTED * least:
+                    row.left_out = f"contradicted by {', '.join(one.row for one in near)}"
+    return rows
+
+
+def _near(row: Published, other: Published, axis: str) -> bool:
+    """Return whether a row should not take much longer than another, which differs in an axis only.
+
+    That is one with up to half or twice the samples of a micro-batch or tensor ranks (in a host),
+    or with more devices of as many samples each.
+    """
+    ours, theirs = getattr(row, axis), getattr(other, axis)
+    if axis == "devices":
+        return theirs > ours
+    inside = max(row.tensor, other.tensor) <= platform_of(row.platform).cluster.ranks_per_host
+    return inside and ours != theirs and max(ours, theirs) <= 2 * min(ours, theirs)
 
 
 @cache

@@ -9,12 +9,12 @@ carried out with the time of one, times their number in a stage: nothing is buil
 from __future__ import annotations
 
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.published.rows import Published
 from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.tools.perfmodel import Platform
-from pydtnn.tools.perfmodel.compute.accelerator import Accelerator
+from pydtnn.tools.perfmodel.compute.accelerator import ALIGNED, Accelerator
 from pydtnn.tools.perfmodel.patterns import AxisGroups, Wires, ring_seconds, rows_of
 
 ADAM = 28.0
@@ -64,12 +64,14 @@ def block_times(row: Published, device: Accelerator, messages: Messages) -> Pass
     arrays = tokens * item * (11 * row.hidden / part + 2 * (queries + keys) + first + 2 * inner)
     scores = heads * row.sequence**2
     flash = row.attention == "flash"
-    core = {"moved": tokens * item * (2 * queries + keys)} if flash else {}
+    core: dict[str, Any] = {"aligned": size * item % ALIGNED == 0}
+    if flash:
+        core["moved"] = tokens * item * (2 * queries + keys)
     causal = 0.5 if flash and row.network != "bert" else 1.0
     pair = (row.sequence, row.sequence, size, heads * causal)
     of_scores = (row.sequence, size, row.sequence, heads * causal)
-    attention = device.product(*pair, **core)
-    attention += attention if flash else device.product(*of_scores)  # one kernel, block by block
+    attention = device.product(*pair, **core)  # flash: one kernel, block by block
+    attention += attention if flash else device.product(*of_scores, **core)
     softmax = device.moved(scores * (4 * item + 1), 2)  # and dropout
     softmax_backward = device.moved(scores * (5 * item + 1), 2)
     if flash:

@@ -24,8 +24,8 @@ BUCKETS = 4
 """Sums of gradients that follow one another; the last one begins when backward has ended."""
 
 UPDATE, PACKED = 20, 24
-"""Bytes for a parameter: gradient, value and momentum, the latter two read and written; and those of
-three copies of a gradient."""
+"""Bytes for a parameter: gradient, value and momentum, the latter two read and written; and those
+of three copies of a gradient."""
 
 
 @cache

@@ -117,23 +117,11 @@ def all_rows() -> list[Published]:
     """Return the rows of all files; those that are not certain have `Published.left_out`."""
     rows = [row for path in sorted(FOLDER.glob("*.csv")) for row in read(path)]
     for row in rows:
-        if row.decoded:
-            row.left_out = "images are read and decoded during the step"
-    for axis in ("micro_batch", "tensor", "devices"):
-        alike: dict[str, list[Published]] = {}
-        for row in rows:
-            own = {
-                name for name in COLUMNS if name not in ("row", "measured", "fitted", "log", axis)
-            }
-            others = {name: getattr(row, name) for name in own - {"batch"}}
-            batch = row.batch / row.devices if axis == "devices" else row.batch
-            alike.setdefault(f"{batch} {sorted(others.items())}", []).append(row)
-        for family in alike.values():
-            for row in family:
-                near = [other for other in family if _near(row, other, axis)]
-                least = max((one.without_bubble for one in near), default=row.without_bubble)
-                if row.without_bubble > CONTRADICTED * least:
-                    row.left_out = f"contradicted by {', '.join(one.row for one in near)}"
+        row.left_out = "images are read and decoded during the step" if row.decoded else ""
+        for axis in ("micro_batch", "tensor", "devices"):
+            near = [other for other in rows if _near(row, other, axis)]
+            if near and row.without_bubble > CONTRADICTED * max(o.without_bubble for o in near):
+                row.left_out = f"contradicted by {', '.join(other.row for other in near)}"
     return rows
 
 
@@ -144,10 +132,17 @@ def _near(row: Published, other: Published, axis: str) -> bool:
     or with more devices of as many samples each.
     """
     ours, theirs = getattr(row, axis), getattr(other, axis)
-    if axis == "devices":
-        return theirs > ours
+    close = theirs > ours if axis == "devices" else 2 * min(ours, theirs) >= max(ours, theirs)
+    if row.source != other.source or ours == theirs or not close:
+        return False
     inside = max(row.tensor, other.tensor) <= platform_of(row.platform).cluster.ranks_per_host
-    return inside and ours != theirs and max(ours, theirs) <= 2 * min(ours, theirs)
+    return inside and _besides(row, axis) == _besides(other, axis)
+
+
+def _besides(row: Published, axis: str) -> dict[str, Any]:
+    own = ("row", "measured", "fitted", "log", "left_out", axis)
+    samples = {"batch": row.batch / (row.devices if axis == "devices" else 1)}
+    return {name: value for name, value in vars(row).items() if name not in own} | samples
 
 
 @cache

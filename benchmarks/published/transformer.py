@@ -8,13 +8,14 @@ carried out with the time of one, times their number in a stage: nothing is buil
 
 from __future__ import annotations
 
+from copy import copy
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.published.rows import Published
 from pydtnn.model.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.tools.perfmodel import Platform
-from pydtnn.tools.perfmodel.compute.accelerator import ALIGNED, Accelerator
+from pydtnn.tools.perfmodel.compute.accelerator import Accelerator
 from pydtnn.tools.perfmodel.patterns import AxisGroups, Wires, ring_seconds, rows_of
 
 ADAM = 28.0
@@ -25,6 +26,11 @@ value in 16 bits, written; the gradient is read besides."""
 SOFTMAX = 12
 """Operations in float32 for a score in a kernel of attention: scale, mask, maximum, difference,
 exponential (4), sum, conversion and those that correct earlier sums; as many in backward."""
+
+
+ALIGNED = 16
+"""Bytes of which rows of matrices in 16 bits must be a multiple for kernels of tensor cores (cuBLAS
+Library, "Tensor Core Usage"); others sum in float32 at its rate."""
 
 
 class Messages:
@@ -64,14 +70,15 @@ def block_times(row: Published, device: Accelerator, messages: Messages) -> Pass
     arrays = tokens * item * (11 * row.hidden / part + 2 * (queries + keys) + first + 2 * inner)
     scores = heads * row.sequence**2
     flash = row.attention == "flash"
-    core: dict[str, Any] = {"aligned": size * item % ALIGNED == 0}
-    if flash:
-        core["moved"] = tokens * item * (2 * queries + keys)
+    moved = {"moved": tokens * item * (2 * queries + keys)} if flash else {}
+    core = copy(device)
+    if size * item % ALIGNED:
+        core.rate = device.kernels.products * 2 * device.vector
     causal = 0.5 if flash and row.network != "bert" else 1.0
     pair = (row.sequence, row.sequence, size, heads * causal)
     of_scores = (row.sequence, size, row.sequence, heads * causal)
-    attention = device.product(*pair, **core)  # flash: one kernel, block by block
-    attention += attention if flash else device.product(*of_scores, **core)
+    attention = core.product(*pair, **moved)
+    attention += attention if flash else core.product(*of_scores)  # one kernel, block by block
     softmax = device.moved(scores * (4 * item + 1), 2)  # and dropout
     softmax_backward = device.moved(scores * (5 * item + 1), 2)
     if flash:

@@ -11,14 +11,10 @@ from pydtnn.tools.perfmodel.platform import Platform
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 """Rows and columns of the tiles of which a library chooses those that take the least time."""
 
-WINOGRAD = {(3, 3): (6 / 4) ** 2, (5, 5): (10 / 6) ** 2}
+WINOGRAD: dict[tuple[int, ...], float] = {(3, 3): (6 / 4) ** 2, (5, 5): (10 / 6) ** 2}
 """Multiplications in float32 that F(2x2, 3x3) and F(2x2, 5x5) save, by the window (Lavin and Gray
 2016, section 4.1): cuDNN has such kernels for both windows (CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD and
 WINOGRAD_NONFUSED)."""
-
-ALIGNED = 16
-"""Bytes of which rows of matrices in 16 bits must be a multiple for kernels of tensor cores (cuBLAS
-Library, "Tensor Core Usage"); other kernels compute with float32 at its rate."""
 
 INNER = 128
 """Least part of the sums of a tile that a unit computes."""
@@ -49,7 +45,7 @@ class Accelerator:
     --------
     >>> device = Accelerator(Platform.load("dgx-a100"), "bfloat16")
     >>> round(2 * 4096**3 / device.product(4096, 4096, 4096) / 1e12)  # Tflop/s
-    225
+    224
     """
 
     def __init__(self, platform: Platform, dtype: str) -> None:
@@ -61,8 +57,7 @@ class Accelerator:
         self.rate = self.kernels.products * compute.peak[dtype]
         self.bandwidth = self.kernels.memory * platform.rank_bandwidth
         self.winograd = dtype == "float32"
-        self.plain = compute.peak.get("float32", self.rate)  # without tensor cores
-        self.vector = self.plain / 2  # peaks are of multiply-adds
+        self.vector = compute.peak.get("float32", self.rate) / 2  # peaks are of multiply-adds
         self.itemsize = {"float64": 8, "float32": 4, "tfloat32": 4}.get(dtype, 2)
 
     def moved(self, nbytes: float, kernels: float = 1) -> float:
@@ -70,13 +65,7 @@ class Accelerator:
         return kernels * self.kernels.launch + nbytes / self.bandwidth
 
     def product(
-        self,
-        m: float,
-        n: float,
-        k: float,
-        count: float = 1,
-        moved: float | None = None,
-        aligned: bool = True,
+        self, m: float, n: float, k: float, count: float = 1, moved: float | None = None
     ) -> float:
         """Return the time of so many equal products in one kernel, in s.
 
@@ -87,8 +76,6 @@ class Accelerator:
         count : float
         moved : float, optional
             Bytes of operands and results; by default those of all matrices.
-        aligned : bool
-            Whether rows are multiples of `ALIGNED`.
         """
         if moved is None:
             moved = count * (m * k + k * n + m * n) * self.itemsize
@@ -96,8 +83,6 @@ class Accelerator:
         best = min(
             self._waves(count * ceil(m / a) * ceil(n / b), 2 * a * b * k, k) for a, b in sides
         )
-        if not aligned:
-            best *= self.rate / (self.kernels.products * self.plain)
         return self.kernels.launch + max(best, moved / self.bandwidth)
 
     def _waves(self, tiles: float, operations: float, k: float) -> float:
@@ -117,8 +102,7 @@ class Accelerator:
         if isinstance(layer, Conv2d):
             geometry = layer.geometry
             groups, unit = geometry.groups, {*geometry.stride} == {1}
-            fast = self.winograd and unit
-            saved = WINOGRAD.get(geometry.kernel, 1.0) if fast else 1.0
+            saved = WINOGRAD.get(geometry.kernel, 1.0) if self.winograd and unit else 1.0
         n, k = layer.w.shape[0] // groups, prod(layer.w.shape[1:])
         m = cost.flops_forward // (2 * groups * n * k)
         values = m * n + samples * prod(layer.input_shapes[0]) / groups + n * k

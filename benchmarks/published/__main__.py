@@ -27,8 +27,6 @@ from pydtnn.utils.units import align
 LARGE = 0.15
 """Errors above it are listed."""
 
-STANDARD = ["fitted", "mean", "worst", "held out", "mean", "worst"]
-
 
 def mean_and_worst(rows: Sequence[Compared]) -> list[str]:
     """Return how many rows there are, their mean absolute error, and the largest one."""
@@ -50,7 +48,7 @@ def summary(rows: Sequence[Compared], kind: str, name: Callable[[Compared], str]
     groups.append(("all but new", known))
     groups.append(("certain", [one for one in known if not one.row.left_out]))
     groups.append(("new", [one for one in rows if one.row.unseen]))
-    lines = [[kind, *STANDARD]]
+    lines = [[kind, "fitted", "mean", "worst", "held out", "mean", "worst"]]
     for title, own in groups:
         halves = (
             [row for row in own if row.row.fitted is is_fitted] for is_fitted in (True, False)

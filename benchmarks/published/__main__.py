@@ -97,24 +97,24 @@ def draw(rows: Sequence[Compared], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6.4, 6.0), layout="constrained")
     for number, source in enumerate(dict.fromkeys(one.row.source for one in rows)):
         own = [one for one in rows if one.row.source == source]
-        color = pyplot.get_cmap("tab20")(number)
+        color = pyplot.get_cmap("tab20")(number % 20)
         for fitted in (False, True):
             some = [one for one in own if one.row.fitted is fitted]
             axes.loglog(
                 [one.row.seconds for one in some],
                 [one.predicted for one in some],
-                "s" if fitted else "o",
+                "s" if fitted else "^" if own[0].row.unseen else "o",
                 color=color,
                 markerfacecolor="none" if fitted else color,
                 markersize=4,
                 label="" if fitted else source,
             )
-    ends = [0.05, 500.0]
+    ends = [0.05, 5000.0]
     axes.loglog(ends, ends, color="black", linewidth=0.8)
     for factor in (1.3, 1 / 1.3):
         axes.loglog(ends, [factor * end for end in ends], ":", color="grey", linewidth=0.8)
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)", xlim=ends, ylim=ends)
-    axes.legend(fontsize=7, title="squares: fitted; dots: 30 %", title_fontsize=7)
+    axes.legend(fontsize=6, title="squares: fitted; triangles: new; dots: 30 %", title_fontsize=6)
     figure.savefig(path, dpi=130)
 
 

@@ -44,9 +44,8 @@ def summary(rows: Sequence[Compared], kind: str, name: Callable[[Compared], str]
     """Yield a table of errors by source or device, fitted and held-out rows apart."""
     names = dict.fromkeys(map(name, rows))
     groups = [(one, [row for row in rows if name(row) == one]) for one in names]
-    known = [one for one in rows if not one.row.unseen]
-    groups.append(("all but new", known))
-    groups.append(("certain", [one for one in known if not one.row.left_out]))
+    groups.append(("all but new", [one for one in rows if not one.row.unseen]))
+    groups.append(("certain", [one for one in rows if not (one.row.unseen or one.row.left_out)]))
     groups.append(("new", [one for one in rows if one.row.unseen]))
     lines = [[kind, "fitted", "mean", "worst", "held out", "mean", "worst"]]
     for title, own in groups:

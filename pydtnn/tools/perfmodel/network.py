@@ -9,7 +9,8 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -236,6 +237,24 @@ class Network:
         """Return the route from one rank to another."""
         return self.routes[self.pair(sender, receiver)]
 
+    def repeated(self, ranks: int) -> Network:
+        """Return the network of ranks that repeat after so many, two of each kind of which send.
+
+        What they send to other hosts arrives on the links of those that take their place.
+
+        Raises
+        ------
+        ValueError
+            If hosts are not numbers that repeat, or there are links between switches.
+        """
+        hosts: Any = self.hosts
+        number, routes = hosts[ranks], copy(self.routes)
+        same = all(b - a == number for a, b in zip(hosts, hosts[ranks:], strict=False))
+        if not isinstance(routes, _AlikeRoutes) or routes.topology or not (number and same):
+            raise ValueError("Network: expected whole equal hosts on a switch for ranks of a kind")
+        routes.repeat(number)
+        return replace(self, routes=routes)
+
     def __post_init__(self) -> None:
         routes = self.routes
         for sender, receiver in routes.examples() if isinstance(routes, _AlikeRoutes) else routes:
@@ -372,7 +391,8 @@ class _AlikeRoutes(Mapping[Pair, Route]):
         rails: int,
     ) -> None:
         self._hosts, self._inside, self._between = hosts, inside, between
-        self._topology, self._rails, self._card = topology, rails, card
+        self.topology, self._rails, self._card = topology, rails, card
+        self._period = 0
         self._known: dict[Pair, Route] = {}
         self.links = {} if memory is None else {_memory(host): memory for host in hosts}
         if rails == 1:
@@ -396,9 +416,11 @@ class _AlikeRoutes(Mapping[Pair, Route]):
             raise KeyError((sender, receiver))
         latency = self._between.latency
         between: dict[str, float] = {}
-        if self._topology is not None:
-            further, between = self._topology.route(sender, receiver, self._between.bandwidth)  # type: ignore[arg-type]
+        if self.topology is not None:
+            further, between = self.topology.route(sender, receiver, self._between.bandwidth)  # type: ignore[arg-type]
             latency += further
+        if n := self._period:
+            receiver = receiver % n + sender // n * n  # type: ignore[operator]
         links = {_card(sender)[0]: self._card, **between, _card(receiver)[1]: self._card}
         self.links |= {rail + name: capacity for name, capacity in links.items()}
         return Route(latency, self._between.bandwidth, tuple(rail + name for name in links))
@@ -414,6 +436,10 @@ class _AlikeRoutes(Mapping[Pair, Route]):
     def __len__(self) -> int:
         hosts = len(self._hosts)
         return hosts + self._rails * hosts * (hosts - 1)
+
+    def repeat(self, hosts: int) -> None:
+        """Let hosts repeat after so many; see `Network.repeated`."""
+        self._period, self._known = hosts, {}
 
     def examples(self) -> list[Pair]:
         """Return a pair of each kind, which stand for all."""

@@ -129,9 +129,14 @@ class Engine:
         With the host of every rank.
     cores : SharedCores, optional
         By default each rank has cores of its own.
+    alike : int, optional
+        Ranks after which those that do the same follow: the first two of each kind are executed.
+        By default all are.
 
     Attributes
     ----------
+    executed : int
+        Number of the ranks that are executed, which are the first ones.
     now : float
         Time of the event that is executed, in s.
     shared : bool
@@ -140,12 +145,15 @@ class Engine:
         The first error of the run.
     """
 
-    def __init__(self, network: Network, cores: SharedCores | None = None) -> None:
-        self.network = network
+    def __init__(
+        self, network: Network, cores: SharedCores | None = None, alike: int | None = None
+    ) -> None:
+        self.network = network if alike is None else network.repeated(alike)
+        self.alike, self.executed = alike, 2 * alike if alike else len(network.hosts)
         self.now = 0.0
         self.failure: BaseException | None = None
         self._lock = threading.Lock()
-        self._ranks = [RankState() for _ in network.hosts]
+        self._ranks = [RankState() for _ in range(self.executed)]
         self._running = len(self._ranks)
         self._ended = 0
         self._events: list[EngineEvent] = []

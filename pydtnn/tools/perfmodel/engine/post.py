@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from pydtnn.tools.perfmodel.network import Pair
 
 WINDOW = 4
 """Length of the parts of a message that is not eager, relative to the longest eager one."""
+
+MAX_UNEVEN = 256
+"""Bytes by which messages of ranks that are alike may differ: arrays are cut in units."""
 
 WAITING = 0.35
 """Time of a rank that waits to copy a byte, without its tests, relative to one that computes and
@@ -28,6 +32,10 @@ class _Side:
     array: np.ndarray
     done: Completion
     rank: int
+    peer: int | None
+
+
+Match = Callable[[_Side], None]
 
 
 class PostOffice:
@@ -50,26 +58,27 @@ class PostOffice:
         self._engine, self._members, self._processor = engine, members, processor
         self._hosts: list[Hashable] = [engine.network.hosts[rank] for rank in members]
         self._matching: Matching[_Side] = Matching()
+        self._places = {r: place for place, r in enumerate(members) if r < engine.executed}
 
     def send(self, sender: int, receiver: int, tag: int, array: np.ndarray) -> Completion:
         """Post an array to send, at the present time of the sender."""
 
         def match(side: _Side) -> None:
-            other = self._matching.send(sender, receiver, tag, side)
+            other = self._matching.send(sender, self._near(side), tag, side)
             if other is not None:
                 self._deliver(side, other)
 
-        return self._post(sender, array, match)
+        return self._post(sender, receiver, array, match)
 
     def receive(self, sender: int | None, receiver: int, tag: int, array: np.ndarray) -> Completion:
         """Post an array to receive into, at the present time of the receiver."""
 
         def match(side: _Side) -> None:
-            other = self._matching.receive(sender, receiver, tag, side)
+            other = self._matching.receive(self._near(side), receiver, tag, side)
             if other is not None:
                 self._deliver(other, side)
 
-        return self._post(receiver, array, match)
+        return self._post(receiver, sender, array, match)
 
     def copying(self, rank: int, peer: int, nbytes: int) -> float:
         """Return the time in s for which a rank itself copies a message.
@@ -79,8 +88,15 @@ class PostOffice:
         between = self._hosts[rank] != self._hosts[peer]
         return self._processor.copy * nbytes if between and not self._engine.shared else 0.0
 
-    def _post(self, rank: int, array: np.ndarray, match: Callable[[_Side], None]) -> Completion:
-        side = _Side(array, Completion(self._members[rank]), rank)
+    def _near(self, side: _Side) -> Any:
+        """Return the executed rank that takes the place of a peer, if it is that of a message."""
+        n, peer = self._engine.alike, side.peer
+        if n is None or peer is None:
+            return peer
+        return self._places[self._members[peer] % n + side.done.owner // n * n]
+
+    def _post(self, rank: int, peer: int | None, array: np.ndarray, match: Match) -> Completion:
+        side = _Side(array, Completion(self._members[rank]), rank, peer)
         self._engine.spend(side.done.owner, self._processor.call)
         self._engine.post(side.done.owner, lambda: match(side))
         return side.done
@@ -93,16 +109,17 @@ class PostOffice:
             engine.complete(send.done, engine.now)
             engine.complete(receive.done, engine.now)
 
-        if send.array.nbytes != receive.array.nbytes:
+        sizes = send.array.nbytes, receive.array.nbytes
+        if max(sizes) - min(sizes) > (MAX_UNEVEN if engine.alike else 0):
             receive.done.problem = wrong_length(receive.array.nbytes, send.array.nbytes)
             arrived()
             return
         # Both ranks leave their arrays alone until the message is complete, so it is copied here.
-        receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
+        copied, nbytes = slice(min(sizes)), max(sizes)
+        receive.array.view(np.uint8)[copied] = send.array.view(np.uint8)[copied]
 
-        nbytes = send.array.nbytes
         owners = send.done.owner, receive.done.owner
-        pair = engine.network.pair(*owners)
+        pair = engine.network.pair(owners[0], self._members[send.peer])  # type: ignore[index]
         if pair[0] != pair[1]:  # the network's rate contains copies; they slow down computation
             for owner in owners:
                 engine.work(owner, self._processor.copy * nbytes, WAITING)

@@ -110,6 +110,22 @@ class VirtualGroup:
         self.hosts: list[Hashable] = [engine.network.hosts[rank] for rank in members]
         self.office = PostOffice(engine, members, processor)
         self.meetings: dict[int, _Times] = {}
+        self.executed = [rank for rank in members if rank < engine.executed]
+
+    def everyone(self, values: list[Any], kind: str) -> list[Any]:
+        """Return the values of all ranks: colors and keys of splits continue, others repeat."""
+        n, own = self.engine.alike, dict(zip(self.executed, values, strict=True))
+        if n is None:
+            return values
+        found = []
+        for place, rank in enumerate(self.members):
+            pair = [own[r] for r in (rank % n, rank % n + n) if r in own]
+            if kind == "split":
+                ends = zip(pair[0][:2], pair[-1][:2], strict=True)
+                found.append((*(x + rank // n * (y - x) for x, y in ends), place))
+            else:
+                found.append(own.get(rank, pair[0]))
+        return found
 
 
 class _Times:
@@ -213,12 +229,18 @@ class VirtualCommunicator(MeetingCommunicator):
         """Bring `value` to this rank's next meeting, at the present time of its clock."""
         turn, self._turn = self._turn, self._turn + 1
         group, engine, rank = self._group, self._engine, self.rank
-        times = group.meetings.setdefault(turn, _Times(self.members))
+        times = group.meetings.setdefault(turn, _Times(group.executed))
+
+        def together(values: list[Any]) -> Any:
+            found = combine(group.everyone(values, call.kind))
+            if engine.alike and call.kind == "allgather":  # of parts that may differ by a unit
+                return np.resize(found, call.nbytes // found.itemsize)
+            return found
 
         def arrive() -> None:
             times.joined[rank] = engine.now
             times.nbytes = max(times.nbytes, call.nbytes)
-            if times.meeting.join(rank, call, value, combine):
+            if times.meeting.join(rank, call, value, together):
                 del group.meetings[turn]
                 left = self._leave(call, times)
                 for done, at in zip(times.left, left, strict=True):
@@ -233,7 +255,7 @@ class VirtualCommunicator(MeetingCommunicator):
         """Return the time at which each rank leaves a collective call, in s."""
         nbytes = 0 if self._adds(call) else times.nbytes
         seconds = library_seconds(call.kind, nbytes, self._engine.network, self._group.members)
-        return [max(times.joined) + seconds] * self.size
+        return [max(times.joined) + seconds] * len(times.left)
 
     def _adds(self, call: Call) -> bool:
         """Return whether the processors of the ranks add and copy the arrays of a call."""

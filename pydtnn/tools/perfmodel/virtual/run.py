@@ -25,6 +25,10 @@ IDLE = Processor()
 """A processor that messages cost nothing."""
 
 
+MAX_DIFFERENCE = 0.01
+"""Of the times of ranks that are alike: their parts of arrays may differ by a unit."""
+
+
 class VirtualRun(NamedTuple):
     """Result of `run_virtual`.
 
@@ -48,6 +52,7 @@ def run_virtual(
     processor: Processor = IDLE,
     disturbances: Disturbances = NONE,
     cores: SharedCores | None = None,
+    alike: int | None = None,
 ) -> VirtualRun:
     """Call `function(comm, *args)` on virtual ranks, which are threads of this process.
 
@@ -70,6 +75,9 @@ def run_virtual(
     disturbances : Disturbances, optional
     cores : SharedCores, optional
         Cores that ranks share; by default each has its own, and `costs` are the times there.
+    alike : int, optional
+        Ranks after which those that do the same follow, on equal hosts: the first two of each kind
+        are executed, and the result has the first one. Values are not those of all ranks.
 
     Returns
     -------
@@ -82,11 +90,13 @@ def run_virtual(
         An `AgreedError` is raised unchanged.
     RuntimeError
         If all ranks wait for each other.
+    ValueError
+        If ranks that should be alike are not.
     """
-    ranks = len(network.hosts)
     disturbances.check(network)
-    engine = Engine(network, cores)
-    everyone = VirtualGroup(engine, processor, "all", range(ranks))
+    engine = Engine(network, cores, alike)
+    ranks = engine.executed
+    everyone = VirtualGroup(engine, processor, "all", range(len(network.hosts)))
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:
@@ -103,9 +113,13 @@ def run_virtual(
             engine.leave(rank)
 
     start_ranks(ranks, run, engine.end)
-    if engine.failure is not None:
-        raise engine.failure
-    return VirtualRun(results, [engine.clock(rank) for rank in range(ranks)])
+    seconds, failure = [engine.clock(rank) for rank in range(ranks)], engine.failure
+    if alike and (failure or not np.allclose(seconds[:alike], seconds[alike:], MAX_DIFFERENCE, 0)):
+        why = failure or "those of a kind end at different times"
+        raise ValueError(f"run_virtual: the ranks are not alike: {why}; use fewer") from failure
+    if failure is not None:
+        raise failure
+    return VirtualRun(results[:alike], seconds[:alike])
 
 
 def sum_seconds(algorithm: str | Algorithm, nbytes: int, network: Network) -> float:

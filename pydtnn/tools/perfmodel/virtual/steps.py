@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -38,7 +38,7 @@ from pydtnn.utils import clock
 WHO = "predict"
 
 MAX_RANKS = 16
-"""Largest number of ranks of which a prediction has all."""
+"""Largest number of ranks of which a prediction has all, and of kinds of ranks otherwise."""
 
 WARM_UP = 2
 """Steps before those that are timed: the first ones create groups and buffers."""
@@ -58,7 +58,8 @@ def predict(
     Parameters
     ----------
     workload : Workload, str or callable
-        Of at most 16 ranks; or a model, as in `Workload`.
+        Of at most 16 ranks, or of any number that are alike: "data" is the first axis, and ranks
+        repeat along it after at most 16. Or a model, as in `Workload`.
     platform : Platform, str or Path
         A platform, its name or its file.
     costs : ComputeCosts or sequence of ComputeCosts, optional
@@ -82,21 +83,38 @@ def predict(
         )
     if not isinstance(platform, Platform):
         platform = Platform.load(platform)
-    if workload.ranks > MAX_RANKS:
-        raise ValueError(
-            f"{WHO}: expected at most {MAX_RANKS} ranks, got {workload.ranks}; use the oracle"
-        )
+    alike = _alike(workload, platform) if workload.ranks > MAX_RANKS else None
     check_timed(workload)
     costs = AnalyticCosts.of(workload, platform) if costs is None else costs
     network, processor = platform.network(workload.ranks), Processor.of(platform)
     usual = platform.compute.threads if isinstance(costs, AnalyticCosts) else 1
     threads = workload.threads or usual  # those for which the costs are
-    cores = SharedCores.of(platform, workload.ranks, threads)
+    cores = SharedCores.of(platform, 2 * alike if alike else workload.ranks, threads)
     slower = NONE.on(platform, workload.ranks)
     run = replace(workload, threads=threads)
-    ranks = simulate(run, network, costs, processor, cores, slower)
+    ranks = simulate(run, network, costs, processor, cores, slower, alike)
     state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
     return Prediction.of(workload, platform, ranks, state)
+
+
+def _alike(workload: Workload, platform: Platform) -> int:
+    """Return the number of ranks after which those that do the same follow.
+
+    Raises
+    ------
+    ValueError
+        If they do not, or are too many.
+    """
+    ranks, shards = workload.ranks, workload.data * workload.accumulation
+    kinds = lcm(ranks // workload.data, platform.cluster.ranks_per_host)
+    whole = not (ranks % kinds or workload.batch % shards or platform.factors(ranks))
+    split = next(iter(workload.axes)) != "data" or workload.scheme_options.get("copies", 1) != 1
+    if kinds > min(MAX_RANKS, ranks // 2) or not whole or split:
+        raise ValueError(
+            f"{WHO}: expected at most {MAX_RANKS} ranks, or so many kinds of ranks that repeat "
+            f"along a first axis data on equal hosts, got {ranks}; use the oracle"
+        )
+    return kinds
 
 
 def simulate(
@@ -106,6 +124,7 @@ def simulate(
     processor: Processor,
     cores: SharedCores | None = None,
     disturbances: Disturbances = NONE,
+    alike: int | None = None,
 ) -> list[RankPrediction]:
     """Execute steps on virtual ranks with empty kernels; return the step with the median time.
 
@@ -122,6 +141,8 @@ def simulate(
     cores : SharedCores, optional
         Cores that ranks share; by default each has its own.
     disturbances : Disturbances, optional
+    alike : int, optional
+        See `run_virtual`.
     """
     temporary = 0.0
     if workload.compress:
@@ -134,7 +155,7 @@ def simulate(
         largest = max((bucket.grads.nbytes for bucket in buckets), default=0)
         return times, rank_memory(rank, _buffers(comm) + int(temporary * largest))
 
-    given: dict[str, Any] = {"cores": cores, "disturbances": disturbances}
+    given: dict[str, Any] = {"cores": cores, "disturbances": disturbances, "alike": alike}
     done = run_virtual(run, network=network, costs=costs, processor=processor, **given)
     steps = list(zip(*(times for times, _ in done.results), strict=True))
     middle = sorted(steps, key=lambda ranks: max(step.seconds for step in ranks))[len(steps) // 2]

@@ -159,10 +159,12 @@ class Theirs(Ours):
                 begin = time.perf_counter()
                 twin.eval()
                 with torch.no_grad():
-                    pairs = ((twin(x).flatten(0, -2), y) for x, y in tensors(tests, 0))
-                    right = torch.cat([scores.argmax(1) == y for scores, y in pairs])
+                    found = []
+                    for x, y in tensors(tests, 0):
+                        scores = twin(x) + twin(x.flip(-1)) if config.mirrored else twin(x)
+                        found.append(scores.flatten(0, -2).argmax(1) == y)
                 evaluations += time.perf_counter() - begin
-                self.told(evaluations, float(right.double().mean()))
+                self.told(evaluations, float(torch.cat(found).double().mean()))
 
 
 def tensors(loader: Loader, epoch: int) -> Iterator[tuple[Any, Any]]:

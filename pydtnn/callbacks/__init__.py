@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
     from pydtnn.callbacks.checkpointing import Checkpointer
     from pydtnn.callbacks.history import HistoryWriter
+    from pydtnn.callbacks.mirrored import MirroredEvaluation
     from pydtnn.callbacks.monitor import Monitor
     from pydtnn.callbacks.plateau import ReduceOnPlateau
     from pydtnn.callbacks.slow_ranks import SlowRanks
@@ -41,6 +42,7 @@ __all__ = [
     "ExponentialMovingAverage",
     "FunctionCallback",
     "HistoryWriter",
+    "MirroredEvaluation",
     "Monitor",
     "ProgressBar",
     "ReduceOnPlateau",

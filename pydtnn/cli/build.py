@@ -420,7 +420,11 @@ def create_callbacks(
     config: TrainConfig, comm: Communicator, directory: Path, parts: RunParts, meter: StepMeter
 ) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others follows them."""
-    averages = [] if config.ema is None else [library.ExponentialMovingAverage(config.ema)]
+    averages = list[Callback]()
+    if config.ema is not None:
+        averages.append(library.ExponentialMovingAverage(config.ema))
+    if config.mirrored:
+        averages.append(library.MirroredEvaluation())
     if config.evaluate_only:
         return [meter, *averages]
     monitor, callbacks = parts.monitor, list[Callback]([meter])

@@ -303,6 +303,9 @@ class _ModelOptions:
     cutmix: float | None = option(
         float, "mix boxes of images, with areas from Beta(X, X)", of="augment", above=0
     )
+    mirrored: bool = option(
+        False, "evaluate the mean of the outputs for an image and its mirror image", of="augment"
+    )
 
 
 @dataclass(frozen=True)

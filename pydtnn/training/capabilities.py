@@ -229,6 +229,14 @@ FEATURES = {
             "it trains, got {1}, which averages them; omit it"
         },
     ),
+    "mirrored evaluation": Feature(
+        options="--augment mirrored",
+        excludes={
+            "parts of the network": "requires whole images and outputs on each rank, got parts "
+            "along {1}; omit it",
+            "several inputs or outputs": "requires one image and one output; omit it",
+        },
+    ),
     "format of optimizer state": Feature(
         lambda setup: setup.model.formats and setup.model.formats.optimizer,
         excludes={

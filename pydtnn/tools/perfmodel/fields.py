@@ -41,11 +41,13 @@ def quantity(unit: str, *, default: Any = MISSING, positive: bool = True) -> Any
     positive : bool, default True
         Whether zero is refused.
     """
+    return _declare(
+        partial(_quantity, unit, positive), partial(format_quantity, unit=unit), default=default
+    )
 
-    def parse(value: object, who: str, key: str) -> float:
-        return parse_quantity(f"{who}: {key}", value, unit, positive=positive)
 
-    return _declare(parse, partial(format_quantity, unit=unit), default=default)
+def _quantity(unit: str, positive: bool, value: object, who: str, key: str) -> float:
+    return parse_quantity(f"{who}: {key}", value, unit, positive=positive)
 
 
 def quantities(unit: str, *, optional: bool = True) -> Any:
@@ -93,6 +95,15 @@ count = partial(_declare, _whole)
 
 counts = partial(_declare, partial(_each, _whole), list)
 """Declare a list of whole numbers of at least 1."""
+
+
+def lists(unit: str) -> Any:
+    """Declare a list of quantities of one unit; empty by default."""
+    return _declare(partial(_each, partial(_quantity, unit, True)), list, default=())
+
+
+texts = partial(_declare, partial(_each, _text), list)
+"""Declare a list of texts."""
 
 index = partial(_declare, _checked(check_int, at_least=0))
 """Declare a whole number of at least 0."""

@@ -32,6 +32,17 @@ INK, QUIET, BAND, LINE = "#222222", "#777777", "#f4f4f1", "#d8d8d2"
 _NO_DATE = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
+def check_figure(who: str, path: str | Path) -> Any:
+    """Return the module `matplotlib`; raise as `save_figure` does if there can be no such file."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ValueError(
+            f"{who}: the file name must end in one of {', '.join(FORMATS)}, got {path}"
+        )
+    import_optional("matplotlib.figure", "matplotlib", who)
+    return import_optional("matplotlib", "matplotlib", who)
+
+
 def save_figure(
     who: str,
     path: str | Path,
@@ -61,15 +72,9 @@ def save_figure(
     ValueError
         If the kind of file is not supported.
     """
-    path = Path(path)
-    if path.suffix not in FORMATS:
-        raise ValueError(
-            f"{who}: the file name must end in one of {', '.join(FORMATS)}, got {path}"
-        )
-    matplotlib = import_optional("matplotlib", "matplotlib", who)
-    figures = import_optional("matplotlib.figure", "matplotlib", who)
+    path, matplotlib = Path(path), check_figure(who, path)
     content = BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure = draw(figures.Figure)
+        figure = draw(matplotlib.figure.Figure)
         figure.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=_NO_DATE[path.suffix])
     write_file(who, path, content.getvalue())

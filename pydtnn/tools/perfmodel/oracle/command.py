@@ -42,7 +42,6 @@ from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.tables import csv_of
-from pydtnn.utils.units import align
 
 WIDTH = 160
 """Columns where the output is not a terminal."""
@@ -62,7 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    return run_command("pydtnn oracle", lambda: _run(create_parser().parse_args(arguments)))
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+
+    def run() -> None:
+        if given[:1] == ["paper"]:
+            from pydtnn.tools.perfmodel.oracle import paper
+
+            paper.run(given[1:])
+        else:
+            _run(create_parser().parse_args(given))
+
+    return run_command("pydtnn oracle", run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -89,7 +98,7 @@ def _run(options: argparse.Namespace) -> None:
         plain = replace(variants, recompute=False, sharded=False)
         found = first_of_kinds(oracle.rank(tried(max(ranks), plain)))
         fastest = [one.work for one in found.values()]
-        _print_sweep(sweep(options.sweep, oracle.projector, fastest), options)
+        _print_sweep(sweep(options.sweep, oracle, fastest), options)
         return
     if options.search is not None:
         _print_search(oracle.projector, ranks, options.search)
@@ -169,27 +178,8 @@ def _print_explanation(entry: Entry) -> None:
 
 
 def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
-    head = [f"time of an epoch by {found.axis}", *(point.text for point in found.points)]
-    lines: list[list[Any]] = [head]
-    for name, entries in found.entries.items():
-        lines.append([name, *(one.epoch if (one := e.projection) else "-" for e in entries)])
-    for column in range(1, len(lines[0])):
-        table.format_times(lines, column)
-    winners = []
-    for column in range(len(found.points)):
-        times_of = {
-            name: projection.epoch
-            for name, entries in found.entries.items()
-            if entries[column].possible and (projection := entries[column].projection)
-        }
-        winners.append(min(times_of, key=lambda name: times_of[name]) if times_of else "none")
-    print("\n".join(align(lines, 1)))
-    print("fastest that is possible:")
-    for point, winner in zip(found.points, winners, strict=True):
-        print(f"  {point.text}: {winner}")
-    pairs = [zip(found.points, entries, strict=True) for entries in found.entries.values()]
-    rows = [{found.axis: point.value, **one.to_json()} for own in pairs for point, one in own]
-    _write(rows, options)
+    print("\n".join([*table.of_sweep(found), *table.of_winners(found)]))
+    _write([*found.rows()], options)
 
 
 def _write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:

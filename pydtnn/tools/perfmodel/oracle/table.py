@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan, nan
 from typing import Any
 
 from pydtnn.kernels import Backend
@@ -17,6 +18,7 @@ from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS, MAX_STAGES, Entry, best
+from pydtnn.tools.perfmodel.oracle.what_if import Sweep
 from pydtnn.tools.perfmodel.prediction import LayerTime, Prediction
 from pydtnn.training.workload import Workload
 from pydtnn.utils.units import align, memory
@@ -191,6 +193,73 @@ def of_limits(limits: Iterable[Limit]) -> list[str]:
     """Return the limits, one line each."""
     rows = [[limit.kind, f"{limit.ranks} ranks", limit.reason] for limit in limits]
     return ["  " + line for line in align(rows, 3)]
+
+
+QUANTITIES = ("time of an epoch", "speed-up")
+"""What a sweep can show: the time in s, or the throughput relative to one rank."""
+
+
+def value_of(entry: Entry, what: str, ratio: float = 1.0) -> float:
+    """Return one of `QUANTITIES`; nan without a projection.
+
+    Parameters
+    ----------
+    entry : Entry
+    what : str
+    ratio : float
+        By which a step takes longer than predicted.
+    """
+    if entry.projection is None:
+        return nan
+    speed = entry.efficiency * entry.work.ranks
+    return speed / ratio if what == QUANTITIES[1] else entry.projection.epoch * ratio
+
+
+def of_sweep(
+    found: Sweep,
+    what: str = QUANTITIES[0],
+    notes: Callable[[Entry], Mapping[str, str]] = lambda entry: {},
+) -> list[str]:
+    """Return a table of a sweep: a line for each strategy, and further ones with more about it.
+
+    Parameters
+    ----------
+    found : Sweep
+    what : str
+        One of `QUANTITIES`.
+    notes : callable
+        Returns further cells of an entry, by the name of their line.
+    """
+
+    def cell(value: float) -> Any:
+        return "-" if isnan(value) else f"{value:.2f}" if what == QUANTITIES[1] else value
+
+    lines: list[list[Any]] = [[f"{what} by {found.axis}", *(p.text for p in found.points)]]
+    for name, entries in found.entries.items():
+        lines.append([name, *(cell(value_of(one, what)) for one in entries)])
+        if own := found.virtual.get(name):
+            times = (value_of(one, what, own.get(i, nan)) for i, one in enumerate(entries))
+            lines.append(["  on virtual ranks", *map(cell, times)])
+        cells = [notes(one) for one in entries]
+        for line in dict.fromkeys(line for one in cells for line in one):
+            lines.append([line, *(one.get(line, "-") for one in cells)])
+    for column in range(1, len(lines[0])):
+        format_times(lines, column)
+    return align(lines, 1)
+
+
+def of_winners(found: Sweep) -> list[str]:
+    """Return the fastest strategy for each value of a sweep, one line each."""
+    lines = ["fastest that is possible:"]
+    for i, point in enumerate(found.points):
+        times_of = {
+            name: projection.epoch
+            for name, entries in found.entries.items()
+            if entries[i].possible and (projection := entries[i].projection)
+        }
+        winner = min(times_of, key=lambda name: times_of[name]) if times_of else "none"
+        lines.append(f"  {point.text}: {winner}")
+    return lines
 
 
 # -- the terms of one prediction ------------------------------------------------------------------

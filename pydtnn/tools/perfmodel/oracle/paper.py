@@ -1,0 +1,242 @@
+"""Figures in the manner of papers, from a file: ``python -m pydtnn oracle paper FILE.yaml``.
+
+References
+----------
+Castelló et al., Performance modeling for distributed training of convolutional neural networks, PDP
+2021: curves over the properties of a platform. Kahira et al., An oracle for guiding large-scale
+model/hybrid parallel training of convolutional neural networks, HPDC 2021: limits and bottlenecks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import isnan, nan
+from pathlib import Path
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.parallel.mesh import parse_axes
+from pydtnn.tools.perfmodel import fields
+from pydtnn.tools.perfmodel.compute import AnalyticCosts, ComputeCosts
+from pydtnn.tools.perfmodel.entries import check
+from pydtnn.tools.perfmodel.oracle import table
+from pydtnn.tools.perfmodel.oracle.paper_figure import draw, error_of
+from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Entry, Oracle
+from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS, Sweep, first_axis, label, sweep
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.tools.perfmodel.virtual.steps import MAX_RANKS, predict
+from pydtnn.tools.schedules.figures import check_figure, save_figure
+from pydtnn.training.workload import Workload
+from pydtnn.utils.command import HelpFormatter, Parser, add_value
+from pydtnn.utils.files import write_file
+from pydtnn.utils.tables import csv_of
+from pydtnn.utils.units import parse_shape
+
+PARTS = "parts of a step"
+
+DRAWN = (*table.QUANTITIES, PARTS)
+"""What a figure can show: curves of the first two, or bars."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Values of the axes of a figure, a panel for each; the names are those of `SWEEPS`."""
+
+    batch: Sequence[int] = fields.counts(default=())
+    flops: Sequence[float] = fields.lists("flop/s")
+    memory: Sequence[float] = fields.lists("B/s")
+    bandwidth: Sequence[float] = fields.lists("B/s")
+    latency: Sequence[float] = fields.lists("s")
+    ranks: Sequence[int] = fields.counts(default=())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The speed-up over one rank that others have measured with a strategy, such as data=12."""
+
+    strategy: str = fields.text()
+    speed_up: float = fields.positive()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A figure.
+
+    Attributes
+    ----------
+    title : str
+    network, shape, platform : str
+        As the options of the oracle; files of platforms are relative to that of the figure.
+    strategies : sequence of str
+        Such as data=4,filter=2; all with as many ranks.
+    axes : Axes
+    classes : int
+    batch, batch_per_rank : int or None
+        Samples of a step, of all ranks or of each.
+    bucket_bytes : int or None
+        Length of messages with gradients.
+    draw : str
+        One of `DRAWN`.
+    virtual : int
+        Of so many values of each axis, virtual ranks execute the step, too.
+    measured : sequence of Measured
+    """
+
+    title: str = fields.text()
+    network: str = fields.text()
+    shape: str = fields.text()
+    platform: str = fields.text()
+    strategies: Sequence[str] = fields.texts()
+    axes: Axes = fields.part(Axes)
+    classes: int = fields.count(default=1000)
+    batch: int | None = fields.count(default=None)
+    batch_per_rank: int | None = fields.count(default=None)
+    bucket_bytes: int | None = fields.count(default=None)
+    draw: str = fields.text(default=DRAWN[0])
+    virtual: int = fields.index(default=0)
+    measured: Sequence[Measured] = fields.parts(Measured)
+
+    def __post_init__(self) -> None:
+        """Check what the kinds of the entries do not."""
+        check("draw", "figure", self.draw, DRAWN)
+        if (self.batch is None) == (self.batch_per_rank is None):
+            raise ValueError("batch: expected either batch or batch_per_rank; write one of them")
+        if not any(vars(self.axes).values()):
+            raise ValueError(f"axes: expected values of {', '.join(SWEEPS)}, got none; add some")
+        if self.measured and self.draw != DRAWN[1]:
+            raise ValueError(f"measured: expected draw: {DRAWN[1]}, got {self.draw}; correct it")
+        if len({work.ranks for work in self.works}) != 1:
+            raise ValueError("strategies: expected some with equal numbers of ranks; correct them")
+        for one in self.measured:
+            mesh_of("measured", one.strategy)
+
+    @property
+    def works(self) -> list[Workload]:
+        """The run with each of the strategies."""
+        shape, batch = parse_shape("shape", self.shape), self.batch or self.batch_per_rank or 1
+        work = Workload(self.network, shape, self.classes, batch, bucket_bytes=self.bucket_bytes)
+        return [replace(work, axes=mesh_of("strategies", one)) for one in self.strategies]
+
+    def limits(self, backend: Backend) -> dict[str, table.Limit]:
+        """Return the limit of the first axis of each strategy, by the label of the strategy."""
+        known = {one.kind: one for one in table.find_limits(self.works[0], backend)}
+        if self.batch_per_rank:
+            del known["data"]
+        found = {label(work): (known.get(first_axis(work)), work) for work in self.works}
+        return {
+            name: replace(one, kind=name, ranks=one.ranks * work.ranks // work.axes[one.kind])
+            for name, (one, work) in found.items()
+            if one
+        }
+
+    def measured_with(self, work: Workload) -> float:
+        """Return the speed-up that was measured with a strategy; nan if it was not."""
+        own = {name: ranks for name, ranks in work.axes.items() if ranks > 1}
+        known = (one for one in self.measured if mesh_of("measured", one.strategy) == own)
+        return next((one.speed_up for one in known), nan)
+
+    def notes(self, entry: Entry) -> dict[str, str]:
+        """Return further cells of an entry in the printed table, by the name of their row."""
+        if entry.projection and self.draw == PARTS:
+            parts = entry.projection.step.parts(entry.projection.loader)
+            return {"  most of a step": max(parts, key=parts.__getitem__)}
+        known = self.measured_with(entry.work)
+        ratio = table.value_of(entry, self.draw) / known
+        found = {"  measured": known, "  predicted / measured": ratio}
+        return {} if isnan(ratio) else {name: f"{value:.2f}" for name, value in found.items()}
+
+
+def mesh_of(who: str, text: str) -> dict[str, int]:
+    """Return the axes of a strategy with their ranks; ValueError if there is no such strategy."""
+    axes = parse_axes(f"{who}:", text)
+    for name in axes:
+        check(who, "axis", name, KINDS)
+    return {"data": 1, **axes}
+
+
+def on_virtual_ranks(found: Sweep, count: int, costs: ComputeCosts) -> Sweep:
+    """Return a sweep with the times of virtual ranks for some of its values.
+
+    Parameters
+    ----------
+    found : Sweep
+    count : int
+        Of values with at most `MAX_RANKS` ranks: the first, the last and others between them.
+    costs : ComputeCosts
+        On any platform.
+    """
+    columns = enumerate(zip(*found.entries.values(), strict=True))
+    able = [i for i, own in columns if all(e.work.ranks <= MAX_RANKS for e in own if e.projection)]
+    chosen = {able[i] for i in np.linspace(0, len(able) - 1, count).round().astype(int) if able}
+    virtual: dict[str, dict[int, float]] = {name: {} for name in found.entries}
+    for (name, entries), i in product(found.entries.items(), sorted(chosen)):
+        if one := entries[i].projection:
+            platform = one.platform
+            step = predict(one.work.in_micro_batches(), platform, costs.on(platform))
+            virtual[name][i] = step.seconds / one.seconds
+    return replace(found, virtual=virtual)
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def create_parser() -> Parser:
+    """Return the parser of the sub-command."""
+    parser = Parser(
+        "python -m pydtnn oracle paper",
+        description="Draw predictions in the manner of a paper, which a file describes, such as "
+        "those of examples/papers. Virtual ranks take minutes; virtual: 0 omits them.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="the figure")
+    text = "picture (default: FILE.png in this folder): .png, .pdf or .svg"
+    add_value(parser, "--output", "FILE", text, type=Path)
+    add_value(parser, "--csv", "FILE", "write all predictions", type=Path)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Print the panels of a figure, and draw it.
+
+    Raises
+    ------
+    ValueError
+        If the file is invalid, or its network or platform.
+    ImportError
+        If Matplotlib is not installed.
+    OSError
+        If a file cannot be read or written.
+    """
+    options = create_parser().parse_args(arguments)
+    file = options.file
+    output = options.output or Path(f"{file.stem}.png")
+    check_figure("oracle", output)
+    paper = fields.read(Paper, fields.load("oracle", file), file.name)
+    named, first = not paper.platform.endswith((".yaml", ".yml")), paper.works[0]
+    platform = Platform.load(paper.platform if named else file.parent / paper.platform)
+    costs = AnalyticCosts.of(first, platform)
+    oracle = Oracle(Projector(replace(first, axes={}), platform, costs), paper.batch_per_rank)
+    limits = paper.limits(oracle.projector.backend)
+    head = table.title(first, platform.name, paper.batch_per_rank)
+    if any(values for axis, values in vars(paper.axes).items() if axis != "ranks"):
+        head += f", {first.ranks} ranks"
+    print(paper.title, head, sep="\n")
+    sweeps: list[Sweep] = []
+    for axis, values in vars(paper.axes).items():
+        if values:
+            found = sweep(axis, oracle, paper.works, values)
+            sweeps.append(found := on_virtual_ranks(found, paper.virtual, costs))
+            shown = table.of_sweep(found, paper.draw.replace(PARTS, DRAWN[0]), paper.notes)
+            print("", *shown, *error_of(found), sep="\n", flush=True)
+    if paper.draw == PARTS:
+        print("\nlimits:", *table.of_limits(limits.values()), sep="\n")
+    if options.csv:
+        rows = [row for one in sweeps for row in one.rows()]
+        write_file("oracle", options.csv, csv_of(rows).encode())
+    save_figure("oracle", output, partial(draw, paper, head, sweeps, limits))
+    print(f"\npicture: {output}")

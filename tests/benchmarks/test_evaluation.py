@@ -13,7 +13,7 @@ from scipy import stats
 
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
-from benchmarks.evaluation import mahon, statistics
+from benchmarks.evaluation import statistics
 from benchmarks.evaluation.__main__ import PLANS, main
 from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.observations import time_to
@@ -152,27 +152,6 @@ def test_variation_is_that_of_jains_example():
     del observed["+", "+"]
     with pytest.raises(ValueError, match="every combination"):
         statistics.variation(observed, ("memory", "cache"))
-
-
-# -- predictions ----------------------------------------------------------------------------------
-
-
-def test_the_page_has_the_predictions_that_are_printed():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
-    found = [*mahon.predictions()]
-    for one in found:
-        assert 1 < one.times < mahon.DEVICES
-        assert one.work * one.one / (one.all + one.missing) == pytest.approx(mahon.MEASURED)
-    assert "\n".join(mahon.table(found)) in page
-    weak, strong = ([one for one in found if one.scaling == kind] for kind in ("weak", "strong"))
-    times = [one.times for one in weak]
-    above = [100 * (value / mahon.MEASURED - 1) for value in (min(times), max(times))]
-    words = " ".join(page.split())
-    for text in (
-        f"{min(times):.2f} to {max(times):.2f}, {above[0]:.0f} to {above[1]:.0f} % above",
-        f"even 512 samples give at most {max(one.times for one in strong):.1f}",
-    ):
-        assert text in words
 
 
 # -- traces ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from pydtnn.tools.perfmodel.oracle.ranking import (
     sort_entries,
     strategies,
 )
-from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
+from pydtnn.tools.perfmodel.oracle.what_if import sweep
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.training.workload import Workload
@@ -61,20 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
-
-    def run() -> None:
-        if given[:1] == ["paper"]:
-            from pydtnn.tools.perfmodel.oracle import paper
-
-            paper.run(given[1:])
-        else:
-            _run(create_parser().parse_args(given))
-
-    return run_command("pydtnn oracle", run)
+    return run_command("pydtnn oracle", lambda: _run(create_parser().parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.command:
+        options.command(options)
+        return
+    for name in ("model", "platform"):
+        if getattr(options, name) is None:
+            raise ValueError(f"the option --{name} is required; see python -m pydtnn oracle --help")
     ranks, variants = parse_ranks(options.ranks), variants_of(options)
     platform, work = Platform.load(options.platform), workload_of(options)
     costs = AnalyticCosts(platform, work.dtype, peaks_only=options.peaks_only)
@@ -98,7 +94,9 @@ def _run(options: argparse.Namespace) -> None:
         plain = replace(variants, recompute=False, sharded=False)
         found = first_of_kinds(oracle.rank(tried(max(ranks), plain)))
         fastest = [one.work for one in found.values()]
-        _print_sweep(sweep(options.sweep, oracle, fastest), options)
+        sweeps = [sweep(axis, oracle, fastest) for axis in names_of(options.sweep)]
+        print("\n\n".join("\n".join(table.of_sweep(one) + table.of_winners(one)) for one in sweeps))
+        _write([row for one in sweeps for row in one.rows()], options)
         return
     if options.search is not None:
         _print_search(oracle.projector, ranks, options.search)
@@ -175,11 +173,6 @@ def _print_explanation(entry: Entry) -> None:
     if entry.reason:
         print(f"not possible: {entry.reason}")
     print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
-
-
-def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
-    print("\n".join([*table.of_sweep(found), *table.of_winners(found)]))
-    _write([*found.rows()], options)
 
 
 def _write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:

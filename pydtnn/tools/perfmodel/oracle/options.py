@@ -11,6 +11,7 @@ from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.tools.perfmodel.entries import check
+from pydtnn.tools.perfmodel.oracle import paper
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Variants
 from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.tools.perfmodel.search import SCHEDULES
@@ -29,6 +30,7 @@ EXAMPLES = """examples:
       --global-batch-size 256 --sweep bandwidth
   python -m pydtnn oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 4 \\
       --global-batch-size 64 --search plan.yaml
+  python -m pydtnn oracle paper examples/papers/castello.yaml
 """
 
 
@@ -56,14 +58,14 @@ def create_parser() -> Parser:
     parser.removed["--plots"] = "--csv FILE writes all predictions, for any program that draws"
     parser.removed["--json"] = "--csv FILE writes the same predictions"
     what = parser.add_argument_group("network and training")
-    add_value(what, "--model", "NAME", "or path/to/file.py:function", required=True)
+    add_value(what, "--model", "NAME", "or path/to/file.py:function")
     add_value(what, "--shape --input", "H,W,C", "of a sample", "224,224,3")
     add_value(what, "--classes", "N", default=1000)
     add_value(what, "--optimizer", "NAME", default="sgd")
     add_value(what, "--dtype", "NAME", default="float32")
     add_value(what, "--samples", "N", "of an epoch", 1_280_000)
     scale = parser.add_argument_group("platform and scaling")
-    add_value(scale, "--platform", "NAME", "or a YAML file", required=True)
+    add_value(scale, "--platform", "NAME", "or a YAML file")
     add_value(scale, "--ranks", "N", "2,4 or powers of two in 1-1024", "1-64")
     text = "samples of all ranks per step (default: 256)"
     add_value(scale, "--global-batch-size --global-batch", "N", text, type=int)
@@ -81,6 +83,8 @@ def create_parser() -> Parser:
     add_value(tried, "--pipeline-schedule", "NAME", text, "1f1b")
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
     tried.add_argument("--no-sharded", action="store_true", help="no sharded schemes")
+    paper.add_to(parser.add_subparsers(metavar="paper", prog="python -m pydtnn oracle"))
+    parser.set_defaults(command=None)
     out = parser.add_argument_group("output")
     add_value(out, "--top", "N", "strategies per number of ranks", 1)
     add_value(out, "--csv", "FILE", "write all predictions", type=Path)
@@ -89,7 +93,7 @@ def create_parser() -> Parser:
     add_value(out, "--explain", "AXES", text, **optional)
     text = "choose a plan for each layer; FILE receives that of the largest number of ranks"
     add_value(out, "--search", "FILE", text, **optional)
-    add_value(out, "--sweep", "AXIS", f"vary one property: {', '.join(SWEEPS)}")
+    add_value(out, "--sweep", "NAMES", f"vary one property each: {', '.join(SWEEPS)}")
     return parser
 
 

@@ -9,12 +9,14 @@ model/hybrid parallel training of convolutional neural networks, HPDC 2021: limi
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.tools.perfmodel.virtual.steps import MAX_RANKS, predict
 from pydtnn.tools.schedules.figures import check_figure, save_figure
 from pydtnn.training.workload import Workload
-from pydtnn.utils.command import HelpFormatter, Parser, add_value
+from pydtnn.utils.command import add_value
 from pydtnn.utils.files import write_file
 from pydtnn.utils.tables import csv_of
 from pydtnn.utils.units import parse_shape
@@ -172,9 +174,10 @@ def on_virtual_ranks(found: Sweep, count: int, costs: ComputeCosts) -> Sweep:
     """
     columns = enumerate(zip(*found.entries.values(), strict=True))
     able = [i for i, own in columns if all(e.work.ranks <= MAX_RANKS for e in own if e.projection)]
-    chosen = {able[i] for i in np.linspace(0, len(able) - 1, count).round().astype(int) if able}
+    places = np.linspace(0, len(able) - 1, min(count, len(able))).round().astype(int)
+    chosen = sorted({able[place] for place in places})
     virtual: dict[str, dict[int, float]] = {name: {} for name in found.entries}
-    for (name, entries), i in product(found.entries.items(), sorted(chosen)):
+    for (name, entries), i in product(found.entries.items(), chosen):
         if one := entries[i].projection:
             platform = one.platform
             step = predict(one.work.in_micro_batches(), platform, costs.on(platform))
@@ -185,22 +188,20 @@ def on_virtual_ranks(found: Sweep, count: int, costs: ComputeCosts) -> Sweep:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def create_parser() -> Parser:
-    """Return the parser of the sub-command."""
-    parser = Parser(
-        "python -m pydtnn oracle paper",
-        description="Draw predictions in the manner of a paper, which a file describes, such as "
-        "those of examples/papers. Virtual ranks take minutes; virtual: 0 omits them.",
-        formatter_class=HelpFormatter,
+def add_to(commands: Any) -> None:
+    """Add the sub-command to the command line of the oracle."""
+    parser = commands.add_parser("paper", help="draw a figure that a file describes")
+    text = (
+        "of the figure; examples/papers has some. Virtual ranks take minutes: virtual: 0 omits them"
     )
-    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="the figure")
-    text = "picture (default: FILE.png in this folder): .png, .pdf or .svg"
+    parser.add_argument("file", metavar="FILE.yaml", type=Path, help=text)
+    text = "picture: .png, .pdf or .svg; by default FILE.png in this folder"
     add_value(parser, "--output", "FILE", text, type=Path)
     add_value(parser, "--csv", "FILE", "write all predictions", type=Path)
-    return parser
+    parser.set_defaults(command=run)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Print the panels of a figure, and draw it.
 
     Raises
@@ -212,7 +213,6 @@ def run(arguments: Sequence[str]) -> None:
     OSError
         If a file cannot be read or written.
     """
-    options = create_parser().parse_args(arguments)
     file = options.file
     output = options.output or Path(f"{file.stem}.png")
     check_figure("oracle", output)

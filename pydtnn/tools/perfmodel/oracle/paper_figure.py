@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,7 @@ def error_of(found: Sweep, name: str | None = None) -> list[str]:
     """
     known = (own for one, own in found.virtual.items() if name in (None, one))
     errors = [abs(1 / ratio - 1) for own in known for ratio in own.values()]
-    return [f"mean error {np.mean(errors):.1%} at {len(errors)} points"] if errors else []
+    return [f"mean error {100 * np.mean(errors):.1f} % at {len(errors)} points"] if errors else []
 
 
 def draw(
@@ -83,7 +83,7 @@ def _curves(axes: Any, found: Sweep, paper: Paper) -> str:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     what, x = paper.draw, [point.value / SWEEPS[found.axis].scale for point in found.points]
-    every: list[float] = [nan]
+    every: list[float] = []
     for i, (name, entries) in enumerate(found.entries.items()):
         color, ratios = COLORS[i % len(COLORS)], found.virtual.get(name, {})
         curve = [value_of(one, what) for one in entries]
@@ -97,7 +97,8 @@ def _curves(axes: Any, found: Sweep, paper: Paper) -> str:
                 axes.plot(x, values, marker, color=INK if values is known else color)
                 axes.plot([], [], marker, color=INK, label=words)
         every += [*curve, *times, *known]
-    low, high = np.nanmin(every), np.nanmax(every)
+    finite = [value for value in every if isfinite(value)]
+    low, high = min(finite, default=1.0), max(finite, default=1.0)
     if what == QUANTITIES[1]:
         xscale = "linear" if found.axis == "ranks" else "log"
         axes.set(xscale=xscale, yscale="linear", ylim=(0, 1.1 * high))

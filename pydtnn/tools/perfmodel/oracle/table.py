@@ -220,7 +220,7 @@ def of_sweep(
     what: str = QUANTITIES[0],
     notes: Callable[[Entry], Mapping[str, str]] = lambda entry: {},
 ) -> list[str]:
-    """Return a table of a sweep: a line for each strategy, and further ones with more about it.
+    """Return a table of a sweep: lines for each strategy, and the first reason against it.
 
     Parameters
     ----------
@@ -245,7 +245,11 @@ def of_sweep(
             lines.append([line, *(one.get(line, "-") for one in cells)])
     for column in range(1, len(lines[0])):
         format_times(lines, column)
-    return align(lines, 1)
+    refused = []
+    for name, entries in found.entries.items():
+        why = ((p.text, e.reason) for p, e in zip(found.points, entries, strict=True) if e.reason)
+        refused += [f"{name}, {found.axis} {text}: {reason}" for text, reason in [*why][:1]]
+    return align(lines, 1) + refused
 
 
 def of_winners(found: Sweep) -> list[str]:

@@ -115,7 +115,7 @@ def sweep(
     projector, per_rank = oracle.projector, oracle.per_rank
     usual: float = per_rank or projector.work.batch
     if axis == "ranks":
-        usual = max(work.ranks for work in chosen)
+        usual = max((work.ranks for work in chosen), default=1)
     elif axis != "batch":
         usual = change(axis, 1.0, projector.platform)[1]
     values = values or [usual * factor for factor in FACTORS]

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from pydtnn.tools.perfmodel.oracle import sweep
+from pydtnn.tools.perfmodel.oracle import Oracle, sweep
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.training.workload import Workload
@@ -23,7 +23,7 @@ def projector() -> Projector:
 
 
 def times(projector: Projector, axis: str) -> list[float]:
-    found = sweep(axis, projector, [replace(WORK, axes={"data": 4})])
+    found = sweep(axis, Oracle(projector), [replace(WORK, axes={"data": 4})])
     (entries,) = found.entries.values()
     assert len(entries) == len(found.points)
     return [entry.projection.seconds for entry in entries if entry.projection]
@@ -36,6 +36,19 @@ def test_a_better_machine_is_never_slower_and_a_larger_batch_never_faster(projec
     assert seconds[0] != seconds[-1]
 
 
+def test_values_are_those_that_are_given_and_a_batch_is_that_of_each_rank_if_it_is_so(projector):
+    works = [replace(WORK, axes={"data": 2, "filter": 2})]
+    found = sweep("batch", Oracle(projector, per_rank=4), works, [8, 16])
+    ((first, second),) = found.entries.values()
+    assert [point.value for point in found.points] == [8, 16]
+    assert (first.work.batch, second.work.batch) == (32, 64)
+    more = sweep("ranks", Oracle(projector), works, [8, 5])
+    ((larger, odd),) = more.entries.values()
+    assert larger.work.axes == {"data": 4, "filter": 2}
+    assert odd.reason == "expected a multiple of 2 ranks, got 5"
+    assert [*more.entries] == ["data x filter 2"]
+
+
 def test_unknown_axes_are_refused(projector):
     with pytest.raises(ValueError, match="batch"):
-        sweep("bach", projector, [])
+        sweep("bach", Oracle(projector), [])

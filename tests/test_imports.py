@@ -43,6 +43,7 @@ AREAS = {
     "testing": ["tools.testing"],
     "tracing": ["tools.tracing"],
     "allreduces": ["tools.schedules.check", "tools.schedules.timeline"],
+    "figures": ["tools.schedules.figures"],
     "report": ["tools.report"],
     "runs": ["tools.runs"],
     "perfmodel": ["tools.perfmodel"],
@@ -83,13 +84,14 @@ ALLOWED = {
     "testing": {*BELOW_TRAINING, "training"},
     "tracing": {*BELOW_TRAINING, "training"},
     "allreduces": {"utils", "comm"},
+    "figures": {"utils"},
     "report": {"utils", "tracing", "runs"},
     "runs": {*BELOW_TRAINING, "training"},
     "programs": {*BELOW_PROGRAMS, "models"},
-    "perfmodel": {*BELOW_PROGRAMS, "models", "programs", "allreduces", "tracing"},
+    "perfmodel": {*BELOW_PROGRAMS, "models", "programs", "allreduces", "tracing", "figures"},
     "tools": {
         *(*BELOW_PROGRAMS, "models", "programs", "interchange", "testing", "tracing", "report"),
-        *("runs", "perfmodel", "allreduces"),
+        *("runs", "perfmodel", "allreduces", "figures"),
     },
     "public": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }

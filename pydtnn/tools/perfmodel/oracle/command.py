@@ -7,11 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.tools.perfmodel import fields
 from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.oracle import table
 from pydtnn.tools.perfmodel.oracle.options import (
@@ -22,6 +25,8 @@ from pydtnn.tools.perfmodel.oracle.options import (
     variants_of,
     workload_of,
 )
+from pydtnn.tools.perfmodel.oracle.paper import PARTS, Paper, on_virtual_ranks
+from pydtnn.tools.perfmodel.oracle.paper_figure import draw, error_of
 from pydtnn.tools.perfmodel.oracle.ranking import (
     KINDS,
     MAX_BLOCK_STAGES,
@@ -34,9 +39,10 @@ from pydtnn.tools.perfmodel.oracle.ranking import (
     sort_entries,
     strategies,
 )
-from pydtnn.tools.perfmodel.oracle.what_if import sweep
+from pydtnn.tools.perfmodel.oracle.what_if import Sweep, sweep
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.tools.schedules.figures import check_figure, save_figure
 from pydtnn.training.workload import Workload
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
@@ -65,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.command:
-        options.command(options)
+    if options.paper:
+        _draw_paper(options)
         return
     for name in ("model", "platform"):
         if getattr(options, name) is None:
@@ -173,6 +179,36 @@ def _print_explanation(entry: Entry) -> None:
     if entry.reason:
         print(f"not possible: {entry.reason}")
     print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
+
+
+def _draw_paper(options: argparse.Namespace) -> None:
+    file = options.paper
+    output = options.output or Path(f"{file.stem}.png")
+    check_figure("oracle", output)
+    paper = fields.read(Paper, fields.load("oracle", file), file.name)
+    named, first = not paper.platform.endswith((".yaml", ".yml")), paper.works[0]
+    platform = Platform.load(paper.platform if named else file.parent / paper.platform)
+    costs = AnalyticCosts.of(first, platform)
+    oracle = Oracle(Projector(replace(first, axes={}), platform, costs), paper.batch_per_rank)
+    limits = paper.limits(oracle.projector.backend)
+    head = table.title(first, platform.name, paper.batch_per_rank)
+    if any(values for axis, values in vars(paper.axes).items() if axis != "ranks"):
+        head += f", {first.ranks} ranks"
+    print(paper.title, head, sep="\n")
+    sweeps: list[Sweep] = []
+    for axis, values in vars(paper.axes).items():
+        if values:
+            found = sweep(axis, oracle, paper.works, values)
+            sweeps.append(found := on_virtual_ranks(found, paper.virtual, costs))
+            shown = table.of_sweep(
+                found, paper.draw.replace(PARTS, table.QUANTITIES[0]), paper.notes
+            )
+            print("", *shown, *error_of(found), sep="\n", flush=True)
+    if paper.draw == PARTS:
+        print("\nlimits:", *table.of_limits(limits.values()), sep="\n")
+    _write([row for one in sweeps for row in one.rows()], options)
+    save_figure("oracle", output, partial(draw, paper, head, sweeps, limits))
+    print(f"\npicture: {output}")
 
 
 def _write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:

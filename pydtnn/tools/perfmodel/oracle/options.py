@@ -11,7 +11,6 @@ from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.tools.perfmodel.entries import check
-from pydtnn.tools.perfmodel.oracle import paper
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Variants
 from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.tools.perfmodel.search import SCHEDULES
@@ -83,8 +82,14 @@ def create_parser() -> Parser:
     add_value(tried, "--pipeline-schedule", "NAME", text, "1f1b")
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
     tried.add_argument("--no-sharded", action="store_true", help="no sharded schemes")
-    paper.add_to(parser.add_subparsers(metavar="paper", prog="python -m pydtnn oracle"))
-    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(metavar="paper", prog="python -m pydtnn oracle")
+    paper = commands.add_parser("paper", help="draw a figure that a file describes")
+    text = "such as those of examples/papers; virtual ranks take minutes, virtual: 0 omits them"
+    paper.add_argument("paper", metavar="FILE.yaml", type=Path, help=text)
+    text = "picture: .png, .pdf or .svg; by default FILE.png in this folder"
+    add_value(paper, "--output", "FILE", text, type=Path)
+    add_value(paper, "--csv", "FILE", "write all predictions", type=Path)
+    parser.set_defaults(paper=None)
     out = parser.add_argument_group("output")
     add_value(out, "--top", "N", "strategies per number of ranks", 1)
     add_value(out, "--csv", "FILE", "write all predictions", type=Path)

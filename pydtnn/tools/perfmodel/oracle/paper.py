@@ -9,34 +9,23 @@ model/hybrid parallel training of convolutional neural networks, HPDC 2021: limi
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import isnan, nan
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.tools.perfmodel import fields
-from pydtnn.tools.perfmodel.compute import AnalyticCosts, ComputeCosts
+from pydtnn.tools.perfmodel.compute import ComputeCosts
 from pydtnn.tools.perfmodel.entries import check
 from pydtnn.tools.perfmodel.oracle import table
-from pydtnn.tools.perfmodel.oracle.paper_figure import draw, error_of
-from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Entry, Oracle
-from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS, Sweep, first_axis, label, sweep
-from pydtnn.tools.perfmodel.platform import Platform
-from pydtnn.tools.perfmodel.projection import Projector
+from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Entry
+from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS, Sweep, first_axis, label
 from pydtnn.tools.perfmodel.virtual.steps import MAX_RANKS, predict
-from pydtnn.tools.schedules.figures import check_figure, save_figure
 from pydtnn.training.workload import Workload
-from pydtnn.utils.command import add_value
-from pydtnn.utils.files import write_file
-from pydtnn.utils.tables import csv_of
 from pydtnn.utils.units import parse_shape
 
 PARTS = "parts of a step"
@@ -58,7 +47,7 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PublishedSpeedUp:
     """The speed-up over one rank that others have measured with a strategy, such as data=12."""
 
     strategy: str = fields.text()
@@ -86,7 +75,7 @@ class Paper:
         One of `DRAWN`.
     virtual : int
         Of so many values of each axis, virtual ranks execute the step, too.
-    measured : sequence of Measured
+    measured : sequence of PublishedSpeedUp
     """
 
     title: str = fields.text()
@@ -101,7 +90,7 @@ class Paper:
     bucket_bytes: int | None = fields.count(default=None)
     draw: str = fields.text(default=DRAWN[0])
     virtual: int = fields.index(default=0)
-    measured: Sequence[Measured] = fields.parts(Measured)
+    measured: Sequence[PublishedSpeedUp] = fields.parts(PublishedSpeedUp)
 
     def __post_init__(self) -> None:
         """Check what the kinds of the entries do not."""
@@ -183,60 +172,3 @@ def on_virtual_ranks(found: Sweep, count: int, costs: ComputeCosts) -> Sweep:
             step = predict(one.work.in_micro_batches(), platform, costs.on(platform))
             virtual[name][i] = step.seconds / one.seconds
     return replace(found, virtual=virtual)
-
-
-# -- the command ----------------------------------------------------------------------------------
-
-
-def add_to(commands: Any) -> None:
-    """Add the sub-command to the command line of the oracle."""
-    parser = commands.add_parser("paper", help="draw a figure that a file describes")
-    text = (
-        "of the figure; examples/papers has some. Virtual ranks take minutes: virtual: 0 omits them"
-    )
-    parser.add_argument("file", metavar="FILE.yaml", type=Path, help=text)
-    text = "picture: .png, .pdf or .svg; by default FILE.png in this folder"
-    add_value(parser, "--output", "FILE", text, type=Path)
-    add_value(parser, "--csv", "FILE", "write all predictions", type=Path)
-    parser.set_defaults(command=run)
-
-
-def run(options: argparse.Namespace) -> None:
-    """Print the panels of a figure, and draw it.
-
-    Raises
-    ------
-    ValueError
-        If the file is invalid, or its network or platform.
-    ImportError
-        If Matplotlib is not installed.
-    OSError
-        If a file cannot be read or written.
-    """
-    file = options.file
-    output = options.output or Path(f"{file.stem}.png")
-    check_figure("oracle", output)
-    paper = fields.read(Paper, fields.load("oracle", file), file.name)
-    named, first = not paper.platform.endswith((".yaml", ".yml")), paper.works[0]
-    platform = Platform.load(paper.platform if named else file.parent / paper.platform)
-    costs = AnalyticCosts.of(first, platform)
-    oracle = Oracle(Projector(replace(first, axes={}), platform, costs), paper.batch_per_rank)
-    limits = paper.limits(oracle.projector.backend)
-    head = table.title(first, platform.name, paper.batch_per_rank)
-    if any(values for axis, values in vars(paper.axes).items() if axis != "ranks"):
-        head += f", {first.ranks} ranks"
-    print(paper.title, head, sep="\n")
-    sweeps: list[Sweep] = []
-    for axis, values in vars(paper.axes).items():
-        if values:
-            found = sweep(axis, oracle, paper.works, values)
-            sweeps.append(found := on_virtual_ranks(found, paper.virtual, costs))
-            shown = table.of_sweep(found, paper.draw.replace(PARTS, DRAWN[0]), paper.notes)
-            print("", *shown, *error_of(found), sep="\n", flush=True)
-    if paper.draw == PARTS:
-        print("\nlimits:", *table.of_limits(limits.values()), sep="\n")
-    if options.csv:
-        rows = [row for one in sweeps for row in one.rows()]
-        write_file("oracle", options.csv, csv_of(rows).encode())
-    save_figure("oracle", output, partial(draw, paper, head, sweeps, limits))
-    print(f"\npicture: {output}")

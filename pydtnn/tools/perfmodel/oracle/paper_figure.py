@@ -5,16 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pydtnn.tools.perfmodel.oracle.paper import Paper
 from pydtnn.tools.perfmodel.oracle.table import QUANTITIES, Limit, durations, value_of
 from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS, Sweep, label
 from pydtnn.tools.schedules.figures import INK, LINE, PALETTE, QUIET
-
-if TYPE_CHECKING:
-    from pydtnn.tools.perfmodel.oracle.paper import Paper
 
 COLORS = [PALETTE[3 * i % len(PALETTE)] for i in range(len(PALETTE))]
 """In an order in which neighbours differ."""

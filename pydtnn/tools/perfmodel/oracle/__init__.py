@@ -2,7 +2,7 @@
 
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS, Entry, Oracle, Variants, best, strategies
 from pydtnn.tools.perfmodel.oracle.table import Limit, find_limits
-from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS, Point, Sweep, sweep
+from pydtnn.tools.perfmodel.oracle.what_if import SWEEPS, Sweep, sweep
 
 __all__ = [
     "KINDS",
@@ -10,7 +10,6 @@ __all__ = [
     "Entry",
     "Limit",
     "Oracle",
-    "Point",
     "Sweep",
     "Variants",
     "best",

@@ -80,8 +80,8 @@ def _curves(axes: Any, found: Sweep, paper: Paper) -> str:
     """Draw the curves of all strategies; return the title of the panel."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    what, x = paper.draw, [point.value / SWEEPS[found.axis].scale for point in found.points]
-    every: list[float] = []
+    what, x = paper.draw, [value / SWEEPS[found.axis].scale for value in found.values]
+    every, markers = list[float](), dict[str, str]()
     for i, (name, entries) in enumerate(found.entries.items()):
         color, ratios = COLORS[i % len(COLORS)], found.virtual.get(name, {})
         curve = [value_of(one, what) for one in entries]
@@ -93,8 +93,10 @@ def _curves(axes: Any, found: Sweep, paper: Paper) -> str:
         for words, (marker, values) in (points | {"measured": ("*", known)}).items():
             if not np.isnan(values).all():
                 axes.plot(x, values, marker, color=INK if values is known else color)
-                axes.plot([], [], marker, color=INK, label=words)
+                markers[words] = marker
         every += [*curve, *times, *known]
+    for words, marker in markers.items():
+        axes.plot([], [], marker, color=INK, label=words)
     finite = [value for value in every if isfinite(value)]
     low, high = min(finite, default=1.0), max(finite, default=1.0)
     if what == QUANTITIES[1]:
@@ -130,13 +132,13 @@ def _bars(axes: Any, found: Sweep, name: str, limits: Mapping[str, Limit]) -> st
         if ratio := found.virtual.get(name, {}).get(place):
             axes.plot(place, 100 * ratio, "o", color=INK, mec="white", label="virtual ranks")
     axes.bar(0, 0, **MISSING)
-    axes.set_xticks(range(len(found.points)), [point.text for point in found.points])
-    axes.set(xlim=(-0.6, len(found.points) - 0.4), ylim=(0, 122), yticks=range(0, 101, 25))
+    axes.set_xticks(range(len(found.texts)), found.texts)
+    axes.set(xlim=(-0.6, len(found.values) - 0.4), ylim=(0, 122), yticks=range(0, 101, 25))
     axes.set_ylabel("share of a step (%); above: time of an epoch", **SMALL)
     limit = limits.get(name)
     if limit is None or found.axis != "ranks":
         return name
-    place = bisect_right([point.value for point in found.points], limit.ranks)
-    if place < len(found.points):
+    place = bisect_right(found.values, limit.ranks)
+    if place < len(found.values):
         axes.axvline(place - 0.5, color=INK, ls="--", lw=1, label="limit")
     return f"{name}: up to {limit.ranks} ranks\n{limit.reason.partition(';')[0]}"

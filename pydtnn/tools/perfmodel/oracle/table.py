@@ -234,7 +234,7 @@ def of_sweep(
     def cell(value: float) -> Any:
         return "-" if isnan(value) else f"{value:.2f}" if what == QUANTITIES[1] else value
 
-    lines: list[list[Any]] = [[f"{what} by {found.axis}", *(p.text for p in found.points)]]
+    lines: list[list[Any]] = [[f"{what} by {found.axis}", *found.texts]]
     for name, entries in found.entries.items():
         lines.append([name, *(cell(value_of(one, what)) for one in entries)])
         if own := found.virtual.get(name):
@@ -247,7 +247,7 @@ def of_sweep(
         format_times(lines, column)
     refused = []
     for name, entries in found.entries.items():
-        why = ((p.text, e.reason) for p, e in zip(found.points, entries, strict=True) if e.reason)
+        why = ((t, e.reason) for t, e in zip(found.texts, entries, strict=True) if e.reason)
         refused += [f"{name}, {found.axis} {text}: {reason}" for text, reason in [*why][:1]]
     return align(lines, 1) + refused
 
@@ -255,14 +255,14 @@ def of_sweep(
 def of_winners(found: Sweep) -> list[str]:
     """Return the fastest strategy for each value of a sweep, one line each."""
     lines = ["fastest that is possible:"]
-    for i, point in enumerate(found.points):
+    for i, text in enumerate(found.texts):
         times_of = {
             name: projection.epoch
             for name, entries in found.entries.items()
             if entries[i].possible and (projection := entries[i].projection)
         }
         winner = min(times_of, key=lambda name: times_of[name]) if times_of else "none"
-        lines.append(f"  {point.text}: {winner}")
+        lines.append(f"  {text}: {winner}")
     return lines
 
 

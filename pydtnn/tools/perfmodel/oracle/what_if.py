@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pydtnn.tools.perfmodel.entries import check
 from pydtnn.tools.perfmodel.oracle.ranking import Entry, Oracle
-from pydtnn.tools.perfmodel.platform import Link, Platform, RankClass
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.training.workload import Workload
 
 
@@ -47,28 +47,14 @@ FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Point:
-    """A value of the axis of a sweep.
-
-    Attributes
-    ----------
-    value : float
-        Samples, flop/s, B/s, s or ranks.
-    text : str
-    """
-
-    value: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Sweep:
     """The entries of some strategies for each value.
 
     Attributes
     ----------
     axis : str
-    points : tuple of Point
+    values : tuple of float
+        Samples, flop/s, B/s, s or ranks.
     entries : mapping of str to tuple of Entry
         By the strategy's name, for the axis "ranks" without the ranks of its first axis.
     virtual : mapping of str to mapping of int to float
@@ -77,15 +63,20 @@ class Sweep:
     """
 
     axis: str
-    points: tuple[Point, ...]
+    values: tuple[float, ...]
     entries: Mapping[str, tuple[Entry, ...]]
     virtual: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> list[str]:
+        """The values with their unit."""
+        return [*map(SWEEPS[self.axis].text, self.values)]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row of a table for each entry, in SI units."""
         for name, entries in self.entries.items():
-            for i, (point, one) in enumerate(zip(self.points, entries, strict=True)):
-                row = {self.axis: point.value, **one.to_json()}
+            for i, (value, one) in enumerate(zip(self.values, entries, strict=True)):
+                row = {self.axis: value, **one.to_json()}
                 if one.projection and (ratio := self.virtual.get(name, {}).get(i)):
                     row["virtual_seconds_per_step"] = ratio * one.projection.seconds
                 yield row
@@ -117,27 +108,26 @@ def sweep(
     if axis == "ranks":
         usual = max((work.ranks for work in chosen), default=1)
     elif axis != "batch":
-        usual = change(axis, 1.0, projector.platform)[1]
+        usual = value_of(axis, projector.platform)
     values = values or [usual * factor for factor in FACTORS]
     if axis in ("batch", "ranks"):
         values = [max(round(value), 1) for value in values]
-    points, columns = [], []
+    columns = []
     for value in values:
         own, works, ranks = oracle, [*chosen], None
         if axis == "ranks":
             ranks = int(value)
         elif axis != "batch":
-            platform, _ = change(axis, value / usual, projector.platform)
-            own = Oracle(projector.on(platform), per_rank)
+            changed = change(axis, value / usual, projector.platform)
+            own = Oracle(projector.on(changed), per_rank)
         elif per_rank:
             own = Oracle(projector, int(value))
         else:
             works = [replace(work, batch=int(value)) for work in chosen]
-        points.append(Point(value, SWEEPS[axis].text(value)))
         columns.append([_entry(own, work, ranks) for work in works])
     rows = zip(chosen, zip(*columns, strict=True), strict=True)
     names = {id(work): label(work) if axis == "ranks" else work.strategy for work in chosen}
-    return Sweep(axis, tuple(points), {names[id(work)]: entries for work, entries in rows})
+    return Sweep(axis, tuple(values), {names[id(work)]: entries for work, entries in rows})
 
 
 def _entry(oracle: Oracle, work: Workload, ranks: int | None) -> Entry:
@@ -166,33 +156,36 @@ def label(work: Workload) -> str:
     return work.strategy.replace(f"{axis} {work.axes.get(axis, 1)}", axis, 1)
 
 
-def change(axis: str, factor: float, platform: Platform) -> tuple[Platform, float]:
-    """Return a platform of which one property is multiplied, and its value."""
-    compute, messages = platform.compute, platform.messages
-    if axis == "flops":
-        peak = {dtype: factor * rate for dtype, rate in compute.peak.items()}
-        rates = {name: factor * rate for name, rate in compute.rates.items()}
-        changed = replace(platform, compute=replace(compute, peak=peak, rates=rates))
-        return changed, next(iter(peak.values()))
-    if axis == "memory":
-        value = factor * compute.memory_bandwidth
-        more = replace(
-            compute,
-            memory_bandwidth=value,
-            host_bandwidth=compute.host_bandwidth and factor * compute.host_bandwidth,
-            bandwidths={name: factor * rate for name, rate in compute.bandwidths.items()},
-        )
-        return replace(platform, compute=more), value
-    latency, bandwidth = (factor, 1.0) if axis == "latency" else (1.0, factor)
-    link = _faster(messages.between, latency, bandwidth)
-    link = replace(link, shared=link.shared and bandwidth * link.shared)
-    classes = tuple(_faster(one, latency, bandwidth) for one in messages.classes)
-    changed = replace(platform, messages=replace(messages, between=link, classes=classes))
-    return changed, link.latency if axis == "latency" else link.bandwidth
+SCALED = {
+    "flops": ("peak", "rates"),
+    "memory": ("memory_bandwidth", "host_bandwidth", "bandwidths"),
+    "bandwidth": ("bandwidth", "shared"),
+    "latency": ("latency",),
+}
+"""Entries of a platform that are multiplied: of `Compute`, and of links between hosts."""
 
 
-Channel = TypeVar("Channel", Link, RankClass)
+def value_of(axis: str, platform: Platform) -> float:
+    """Return the value of a property of a platform; that of rates is the first peak."""
+    compute = axis in ("flops", "memory")
+    value = getattr(platform.compute if compute else platform.messages.between, SCALED[axis][0])
+    return float(next(iter(value.values())) if isinstance(value, Mapping) else value)
 
 
-def _faster(link: Channel, latency: float, bandwidth: float) -> Channel:
-    return replace(link, latency=latency * link.latency, bandwidth=bandwidth * link.bandwidth)
+def change(axis: str, factor: float, platform: Platform) -> Platform:
+    """Return a platform of which one property is multiplied."""
+
+    def times(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: factor * one for name, one in value.items()}
+        return value and factor * value
+
+    def scaled(part: Any) -> Any:
+        names = [name for name in SCALED[axis] if hasattr(part, name)]
+        return replace(part, **{name: times(getattr(part, name)) for name in names})
+
+    if axis in ("flops", "memory"):
+        return replace(platform, compute=scaled(platform.compute))
+    messages = platform.messages
+    between, classes = scaled(messages.between), tuple(map(scaled, messages.classes))
+    return replace(platform, messages=replace(messages, between=between, classes=classes))

@@ -25,7 +25,7 @@ def projector() -> Projector:
 def times(projector: Projector, axis: str) -> list[float]:
     found = sweep(axis, Oracle(projector), [replace(WORK, axes={"data": 4})])
     (entries,) = found.entries.values()
-    assert len(entries) == len(found.points)
+    assert len(entries) == len(found.values)
     return [entry.projection.seconds for entry in entries if entry.projection]
 
 
@@ -40,7 +40,7 @@ def test_values_are_those_that_are_given_and_a_batch_is_that_of_each_rank_if_it_
     works = [replace(WORK, axes={"data": 2, "filter": 2})]
     found = sweep("batch", Oracle(projector, per_rank=4), works, [8, 16])
     ((first, second),) = found.entries.values()
-    assert [point.value for point in found.points] == [8, 16]
+    assert found.values == (8, 16)
     assert (first.work.batch, second.work.batch) == (32, 64)
     more = sweep("ranks", Oracle(projector), works, [8, 5])
     ((larger, odd),) = more.entries.values()

@@ -76,7 +76,7 @@ class Sweep:
         """Yield a row of a table for each entry, in SI units."""
         for name, entries in self.entries.items():
             for i, (value, one) in enumerate(zip(self.values, entries, strict=True)):
-                row = {self.axis: value, **one.to_json()}
+                row = {"axis": self.axis, "value": value, **one.to_json()}
                 if one.projection and (ratio := self.virtual.get(name, {}).get(i)):
                     row["virtual_seconds_per_step"] = ratio * one.projection.seconds
                 yield row

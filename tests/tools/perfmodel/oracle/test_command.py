@@ -64,10 +64,13 @@ def test_a_ranking_an_explanation_and_a_sweep_are_tables(arguments, words, capsy
 
 def test_the_file_of_a_sweep_has_the_values_of_its_axis(capsys, tmp_path):
     path = tmp_path / "sweep.csv"
-    run(capsys, "--ranks=2", "--strategies=data", "--sweep=latency,ranks", "--csv", str(path))
+    run(capsys, "--ranks=2", "--strategies=data", "--sweep=latency,memory", "--csv", str(path))
     rows = [*csv.DictReader(path.read_text().splitlines())]
-    assert [row["ranks"] for row in rows if not row["latency"]] == ["1", "1", "1", "2", *"48", "16"]
-    values = [float(row["latency"]) for row in rows if row["latency"]]
+    values, others = (
+        [float(row["value"]) for row in rows if row["axis"] == axis]
+        for axis in ("latency", "memory")
+    )
+    assert others == pytest.approx([90e9 * 2.0**n for n in range(-3, 4)])  # not that of a rank
     assert len(values) == 7
     assert values == sorted(values)
     assert values[-1] == pytest.approx(64 * values[0])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from math import isnan, nan
 
 import numpy as np
@@ -157,18 +156,22 @@ def on_virtual_ranks(found: Sweep, count: int, costs: ComputeCosts) -> Sweep:
     ----------
     found : Sweep
     count : int
-        Of values with at most `MAX_RANKS` ranks: the first, the last and others between them.
+        Of values with ranks that `predict` can execute: the first, the last and others between
+        them.
     costs : ComputeCosts
         On any platform.
     """
-    columns = enumerate(zip(*found.entries.values(), strict=True))
-    able = [i for i, own in columns if all(e.work.ranks <= MAX_RANKS for e in own if e.projection)]
-    places = np.linspace(0, len(able) - 1, min(count, len(able))).round().astype(int)
-    chosen = sorted({able[place] for place in places})
     virtual: dict[str, dict[int, float]] = {name: {} for name in found.entries}
-    for (name, entries), i in product(found.entries.items(), chosen):
-        if one := entries[i].projection:
-            platform = one.platform
-            step = predict(one.work.in_micro_batches(), platform, costs.on(platform))
+    for name, entries in found.entries.items():
+        known = [(i, one.projection) for i, one in enumerate(entries) if one.projection]
+        able = [(i, one) for i, one in known if one.work.ranks <= MAX_RANKS or one.work.data > 1]
+        places = np.linspace(0, len(able) - 1, min(count, len(able))).round().astype(int)
+        for i, one in (able[place] for place in places):
+            try:
+                step = predict(one.work.in_micro_batches(), one.platform, costs.on(one.platform))
+            except ValueError:
+                if one.work.ranks <= MAX_RANKS:
+                    raise
+                continue  # these ranks are not alike
             virtual[name][i] = step.seconds / one.seconds
     return replace(found, virtual=virtual)

@@ -33,7 +33,8 @@ def error_of(found: Sweep, name: str | None = None) -> list[str]:
     """
     known = (own for one, own in found.virtual.items() if name in (None, one))
     errors = [abs(1 / ratio - 1) for own in known for ratio in own.values()]
-    return [f"mean error {100 * np.mean(errors):.1f} % at {len(errors)} points"] if errors else []
+    points = f"{len(errors)} point{'s' * (len(errors) > 1)}"
+    return [f"mean error {100 * np.mean(errors):.1f} % at {points}"] if errors else []
 
 
 def draw(

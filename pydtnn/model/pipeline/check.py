@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pydtnn.model.pipeline.schedules import (
+    KINDS,
     LAST,
     Action,
     Owners,
@@ -122,8 +123,9 @@ class Timetable:
     @cached_property
     def ends(self) -> tuple[float, ...]:
         """For each rank, the time at which its last action ends."""
-        own = (self.of(rank) for rank in range(self.ranks))
-        return tuple(events[-1].end if events else 0.0 for events in own)
+        found = dict.fromkeys(range(self.ranks), 0.0)
+        found |= {event.rank: event.end for event in self.events}
+        return tuple(found.values())
 
     @cached_property
     def waiting(self) -> float:
@@ -317,25 +319,30 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
     arrivals: dict[tuple[int, int, int], float] = {}  # of a direction and micro-batch, at a stage
     events: list[TimedAction] = []
     position, now, free = [0] * len(plan), [0.0] * len(plan), [0.0] * len(plan)
+    last = owners.stages - 1
     progress = True
     while progress:
         progress = False
         for rank, actions in enumerate(plan):
             while position[rank] < len(actions):
                 action = actions[position[rank]]
-                message = (action.stage, action.direction, action.micro_batch)
-                if source_of(action, owners.stages) is not None and message not in arrivals:
-                    break
-                begin = max(now[rank], arrivals.get(message, 0.0))
-                now[rank] = end = begin + time(action).of(action)
+                kind, number, stage = action
+                way = KINDS[kind]
+                arrival = arrivals.get((stage, way, number)) if way else 0.0
+                if arrival is None:
+                    if 0 <= stage - way <= last:
+                        break
+                    arrival = 0.0
+                begin, own = max(now[rank], arrival), time(action)
+                now[rank] = end = begin + own.of(action)
                 events.append(TimedAction(rank, action, begin, end))
-                to = action.stage + action.direction
-                if action.direction and 0 <= to < owners.stages:
+                to = stage + way
+                if way and 0 <= to <= last:
                     sent = end
-                    if owners.of(to, action.micro_batch) != rank:
-                        sent = max(end, free[rank]) + time(action).message(action)
+                    if owners.of(to, number) != rank:
+                        sent = max(end, free[rank]) + own.message(action)
                         free[rank] = sent - latency
-                    arrivals[to, action.direction, action.micro_batch] = sent
+                    arrivals[to, way, number] = sent
                 position[rank] += 1
                 progress = True
     waiting = [

@@ -481,6 +481,7 @@ def find(schedule: str | Schedule) -> Schedule:
     return partial(several, **{option: given})
 
 
+@lru_cache(maxsize=1024)
 def actions_of(
     schedule: str | Schedule, rank: int, ranks: int, micro_batches: int, steps: int = 1
 ) -> tuple[Action, ...]:
@@ -534,6 +535,7 @@ def with_stages(actions: Iterable[Action], rank: int) -> tuple[Action, ...]:
     return tuple(a._replace(stage=rank) if a.stage == -1 else a for a in actions)
 
 
+@lru_cache(maxsize=256)
 def is_asynchronous(schedule: str | Schedule, ranks: int) -> bool:
     """Return whether micro-batches of a step are in flight when the next one begins."""
     plan = (actions_within(schedule, rank, ranks, ranks) for rank in range(ranks))
@@ -611,6 +613,7 @@ MOST = 1 << 10
 """Micro-batches after which the ranks of stages must repeat."""
 
 
+@lru_cache(maxsize=256)
 def placement(schedule: str | Schedule, ranks: int) -> Owners:
     """Return the ranks of the stages of a schedule, from its actions for a few micro-batches.
 

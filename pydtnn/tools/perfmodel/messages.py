@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pydtnn.comm.schedules.rule import VENDOR, choose
+from pydtnn.comm.schedules.rule import MAX_VENDOR_BYTES, VENDOR, choose
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.pipeline.schedules import placement
 from pydtnn.tools.perfmodel.compression import Compression
@@ -19,6 +19,7 @@ from pydtnn.tools.perfmodel.patterns import (
     RoundCosts,
     Wires,
     library_terms,
+    rounds_of,
     rows_of,
 )
 from pydtnn.tools.perfmodel.platform import Platform
@@ -72,8 +73,8 @@ class MessageCosts:
         self, pattern: str, axis: str, nbytes: float, parts: float = 1.0
     ) -> tuple[Round, ...]:
         """Return the rounds of a pattern along an axis, of an array of so many bytes."""
-        rows = self._rows(pattern, axis) if nbytes else ()
-        return tuple(self.processing.round(row, nbytes, parts) for row in rows)
+        given = pattern, self.groups[axis], self.wires, self.processing, nbytes, parts
+        return rounds_of(*given) if nbytes else ()
 
     # -- collectives of layers --------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class MessageCosts:
         groups = self.groups[axis]
         if groups.ranks == 1 or not nbytes:
             return ()
-        return self.sum(choose(groups.places, round(nbytes), FLOAT), nbytes, axis)
+        return self.sum(_chosen(groups, min(round(nbytes), MAX_VENDOR_BYTES + 1)), nbytes, axis)
 
     def _sum(self, name: str, nbytes: float, axis: str) -> tuple[Round, ...]:
         """Return the rounds of a sum along an axis by an algorithm; `sum` keeps them."""
@@ -134,7 +135,7 @@ class MessageCosts:
         if self.work.scheme == "sharded":
             return ()  # exchanged by the update
         if self.waits:
-            return self._reduce(bucket)
+            return self._reduce(bucket.nbytes)
         return self.allreduce("data", bucket.nbytes)
 
     def _compressed(
@@ -154,18 +155,18 @@ class MessageCosts:
         """Whether a rank waits for the sum of each bucket before backward continues."""
         return self.work.data > 1 and self.work.scheme in SHARDED[1:]
 
-    def _reduce(self, bucket: BucketOutline) -> tuple[Round, ...]:
+    def _reduce(self, nbytes: float) -> tuple[Round, ...]:
         """Return the rounds in which a rank receives its part of a sum, over copies at the end."""
         parts = self.groups[SHARD].ranks
-        rounds = self._library("reduce_scatter", bucket.nbytes, SHARD)
-        return (*rounds, *self.allreduce(COPIES, bucket.nbytes / parts))
+        rounds = self._library("reduce_scatter", nbytes, SHARD)
+        return (*rounds, *self.allreduce(COPIES, nbytes / parts))
 
-    def update(self, bucket: BucketOutline) -> tuple[Round, ...]:
-        """Return the rounds of the update: those of a sharded optimizer."""
+    def update(self, nbytes: float) -> tuple[Round, ...]:
+        """Return the rounds of the update of a bucket: those of a sharded optimizer."""
         if self.work.data == 1 or self.work.scheme not in SHARDED[:2]:
             return ()
-        reduced = () if self.waits else self._reduce(bucket)
-        return (*reduced, *self._library("allgather", bucket.nbytes, SHARD))
+        reduced = () if self.waits else self._reduce(nbytes)
+        return (*reduced, *self._library("allgather", nbytes, SHARD))
 
     def gather(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds in which ranks receive the parameters of which they have a part."""
@@ -188,6 +189,11 @@ class MessageCosts:
         (row,) = self._rows("to_next", PIPELINE)
         # calls are part of the stages' time
         return sum(self.processing.round(row, sum(nbytes), 0.0, max(nbytes, default=0.0)))
+
+
+@lru_cache(maxsize=4096)
+def _chosen(groups: AxisGroups, nbytes: int) -> str:
+    return choose(groups.places, nbytes, FLOAT)
 
 
 def duration(rounds: Sequence[Round]) -> float:

@@ -7,6 +7,7 @@ and a network (`pydtnn.tools.perfmodel.timing`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -264,6 +265,11 @@ class Outline:
     parts: Mapping[str, int]
     period: Period | None = None
     added: tuple[BucketOutline, ...] = ()
+
+    @cached_property
+    def sizes(self) -> Counter[tuple[tuple[str, ...], int]]:
+        """How many buckets have a group and a length in B, those of repeated events included."""
+        return Counter((one.group, one.nbytes) for one in (*self.buckets, *self.added))
 
     def repeated(self, times: int) -> Outline:
         """Return the outline of a network with more blocks like that of `period`."""

@@ -9,6 +9,7 @@ a mesh communicate at the same time, over the cards of hosts and the links of a 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ from pydtnn.comm.schedules.steps import (
     receive,
     send,
 )
-from pydtnn.tools.perfmodel.engine.rows import MessageRow, messages_by_row
-from pydtnn.tools.perfmodel.overlap import Round
+from pydtnn.tools.perfmodel.engine.rows import FORMULAS, MessageRow, messages_by_row
+from pydtnn.tools.perfmodel.overlap import MAX_ROUNDS, Round
 from pydtnn.tools.perfmodel.platform import Link, Platform
 from pydtnn.tools.perfmodel.topology import Topology
 
@@ -79,6 +80,20 @@ def around(group: Group) -> Rounds:
         yield send((r + distance) % p, ALL), receive((r - distance) % p, ALL)
 
 
+def _to_all_rows(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    p = len(hosts)
+    senders, receivers = np.nonzero(~np.eye(p, dtype=bool))
+    yield MessageRow(senders, receivers, np.full(p * (p - 1), 1 / p), np.zeros(p * (p - 1)))
+
+
+def _around_rows(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    everyone, whole = np.arange(len(hosts)), np.ones(len(hosts))
+    for distance in doublings(len(hosts)):
+        yield MessageRow(everyone, np.roll(everyone, -distance), whole, 0 * whole)
+
+
+FORMULAS.update({to_all: _to_all_rows, around: _around_rows})
+
 OWN: tuple[Algorithm, ...] = (neighbours, to_next, to_all, around)
 
 PATTERNS: dict[str, Algorithm] = {**SCHEDULES, **{one.__name__: one for one in OWN}}
@@ -124,7 +139,12 @@ class AxisGroups(NamedTuple):
     @property
     def hosts(self) -> int:
         """Number of hosts of one of them."""
-        return len({*self.places})
+        return _hosts(self)
+
+
+@lru_cache(maxsize=4096)
+def _hosts(groups: AxisGroups) -> int:
+    return len({*groups.places})
 
 
 @lru_cache(maxsize=256)
@@ -248,9 +268,7 @@ def ring_seconds(kind: str, groups: AxisGroups, wires: Wires, nbytes: float) -> 
 def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts, ...]:
     """Return the costs of the rows of a pattern, of all groups at the same time."""
     if pattern == to_all.__name__ and groups.ranks > MANY_RANKS and wires.topology is None:
-        on_hosts = {*Counter(groups.places).values()}
-        if len(on_hosts) == 1 and groups.per_host % max(on_hosts) == 0:
-            return _to_all_row(groups, max(on_hosts), wires)
+        return (_to_all_row(groups, wires),)
     members = groups.members
     places = members // groups.per_host
     kinds, own = np.unique(places - places[:, :1], axis=0, return_inverse=True)
@@ -281,24 +299,52 @@ def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts,
     return tuple(costs[id(row)] for row, _ in found)
 
 
-def _to_all_row(groups: AxisGroups, here: int, wires: Wires) -> tuple[RoundCosts, ...]:
-    """Return the costs of messages to all ranks of groups with equally many on each host."""
+def _to_all_row(groups: AxisGroups, wires: Wires) -> RoundCosts:
+    """Return the costs of messages to all ranks of the groups."""
     ranks, inside, between = groups.ranks, wires.inside, wires.between
-    own = groups.members[0, :here] if groups.alone else np.arange(groups.per_host)
-    rails = Counter((own % groups.per_host % wires.rails).tolist())
-    near = len(own) * (here - 1) / ranks
-    far = max(rails.values()) * (ranks - here) / ranks
+    hosts, place = np.divmod(groups.members, groups.per_host)
+    count = np.zeros((len(hosts), hosts.max() + 1, wires.rails))  # of ranks by group, host, rail
+    np.add.at(count, (np.arange(len(hosts))[:, None], hosts, place % wires.rails), 1)
+    here = count.sum(axis=2, keepdims=True)
+    near = float((here * (here - 1)).sum(axis=0).max()) / ranks
+    ways = count * (ranks - here), here * (count.sum(axis=1, keepdims=True) - count)
+    far = max(float(one.sum(axis=0).max()) for one in ways) / ranks  # sent and received
     local = max(1 / ranks / inside.bandwidth, near / inside.shared if inside.shared else 0.0)
-    return (
-        RoundCosts(
-            latency=between.latency,
-            alone=1 / ranks / between.bandwidth,
-            shared=far / (between.shared or between.bandwidth),
-            local_latency=inside.latency if here > 1 else 0.0,
-            local=local if here > 1 else 0.0,
-            calls=2.0 * (ranks - 1),
-            copied=(ranks - here) / ranks,
-        ),
+    return RoundCosts(
+        latency=between.latency,
+        alone=1 / ranks / between.bandwidth,
+        shared=far / (between.shared or between.bandwidth),
+        local_latency=inside.latency if near else 0.0,
+        local=local if near else 0.0,
+        calls=2.0 * (ranks - 1),
+        copied=(ranks - float(here[here > 0].min())) / ranks,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _merged_rows(
+    pattern: str, groups: AxisGroups, wires: Wires
+) -> list[tuple[tuple[RoundCosts, int], ...]]:
+    """Return at most `MAX_ROUNDS` groups of rows, and how often each is in a group."""
+    rows = rows_of(pattern, groups, wires)
+    size = -(-len(rows) // MAX_ROUNDS) or 1
+    return [(*Counter(rows[i : i + size]).items(),) for i in range(0, len(rows), size)]
+
+
+@lru_cache(maxsize=1 << 14)
+def rounds_of(
+    pattern: str,
+    groups: AxisGroups,
+    wires: Wires,
+    processing: Processing,
+    nbytes: float,
+    parts: float = 1.0,
+) -> tuple[Round, ...]:
+    """Return the rounds of a pattern for an array of so many bytes, at most `MAX_ROUNDS`."""
+    return tuple(
+        Round(*(sum(n * one[i] for one, n in times) for i in range(3)))
+        for rows in _merged_rows(pattern, groups, wires)
+        for times in [[(processing.round(row, nbytes, parts), n) for row, n in rows]]
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import astuple, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,24 @@ import numpy as np
 from pydtnn.comm.schedules.rule import RULE
 from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.model.pipeline.check import StageTime, Timetable, carry_out, max_in_flight, plan_of
+from pydtnn.model.pipeline.check import (
+    StageTime,
+    Timetable,
+    carry_out,
+    check,
+    max_in_flight,
+    plan_of,
+)
 from pydtnn.model.pipeline.schedules import Action, is_asynchronous, placement
 from pydtnn.tools.perfmodel import timing
-from pydtnn.tools.perfmodel.blocks import EqualBlocks
+from pydtnn.tools.perfmodel.blocks import MOST, EqualBlocks
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
 from pydtnn.tools.perfmodel.dry_step import DryStep, Irregular
 from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
-from pydtnn.tools.perfmodel.outline import Outline
+from pydtnn.tools.perfmodel.outline import MemoryOutline, Outline
 from pydtnn.tools.perfmodel.patterns import AxisGroups
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import (
@@ -110,6 +118,7 @@ class Projector:
         self._steps: dict[Any, DryStep] = {}
         self._outlines: dict[Any, Outline | ValueError] = {}
         self._possible: set[Any] = set()
+        self._parts: dict[Any, tuple[tuple[LayerTime, ...], float, MemoryOutline] | None] = {}
         self._tables: dict[int, Tables] = {}
         self._known: dict[int, dict[int, dict[int, float]]] = {}
         self._compression = lru_cache(maxsize=None)(
@@ -224,6 +233,66 @@ class Projector:
         memory = self._memory(messages, tables.outline, samples, 1)
         return self._complete(work, step, [memory], [tables])
 
+    def least(self, work: Workload, *, together: bool = False) -> tuple[float, float]:
+        """Return a time of a step and a memory of a rank that a run hardly falls below.
+
+        Each axis divides what a rank computes, exchanges and stores at most by its ranks. So the
+        same ranks take as long at most, and have as much memory at most, with more of them along
+        "data" and less along other axes than one, without sums of gradients; but a pipeline keeps
+        values of a part of the samples, and recomputation few.
+
+        Parameters
+        ----------
+        work : Workload
+        together : bool
+            Whether other axes have a few ranks instead of one, which decide what is exchanged.
+        """
+        seconds, memory, kept, waits = 0.0, 0.0, float(work.recompute is None), 1.0
+        if work.stages > 1:
+            most = work.micro_batches or DEFAULT_PER_RANK * work.stages
+            waits, kept_part = _equal_stages(work.pipeline_schedule, work.stages, most)
+            kept *= kept_part
+        cut = {axis: n for axis, n in work.cut.items() if axis != PIPELINE}
+        few = {axis: next(k for k in range(2, n + 1) if n % k == 0) for axis, n in cut.items()}
+        released = SHARDED.index(work.scheme) if work.parts > 1 else 0
+        count = self.blocks.count  # of which all but those at the ends are computed again
+        again = 1 - 2 / count if work.recompute is not None and count > MOST else 0.0
+        for axis in cut or ("data",):
+            axes = (few if together else {}) | ({axis: cut[axis]} if cut else {})
+            one = self._alone(tuple(axes.items()), work.ranks, work.batch)
+            if one is None:
+                continue
+            layers, arrays, own = one
+            parts = [layer.forward * (1 + again) + layer.backward for layer in layers]
+            if together or len(cut) < 2:
+                parts += [layer.exchange for layer in layers]
+            ranks = prod(axes.values())
+            part = min(work.batch * ranks / work.ranks, 1.0)  # of a sample
+            seconds = max(seconds, part * waits * sum(parts))
+            state = work.slots * own.trained / work.parts
+            state += (own.values if released < 2 else 0) + (own.gradients if released < 1 else 0)
+            memory = max(memory, part * kept * arrays + state * ranks / prod(work.cut.values()))
+        return seconds, memory
+
+    def _alone(
+        self, axes: tuple[tuple[str, int], ...], ranks: int, batch: int
+    ) -> tuple[tuple[LayerTime, ...], float, MemoryOutline] | None:
+        """Return what `least` needs of a few axes and "data": of a sample if there are fewer."""
+        key = axes, ranks, batch
+        if key not in self._parts:
+            others = prod(n for _, n in axes)
+            work = self.work.along({"data": ranks // others, **dict(axes)})
+            messages, samples = MessageCosts(self.platform, work), max(batch * others // ranks, 1)
+            try:
+                tables = self.tables(work)
+            except ValueError:
+                self._parts[key] = None
+            else:
+                kept = self._memory(messages, tables.outline, samples, 1).activations
+                layers = timing.pass_time(tables, messages, samples, 0).layers
+                self._parts[key] = layers, kept, tables.outline.memory
+        return self._parts[key]
+
     def _complete(
         self, work: Workload, step: StepTime, memories: list[MemoryUse], tables: list[Tables]
     ) -> Prediction:
@@ -239,18 +308,20 @@ class Projector:
         own, work, groups = outline.memory, messages.work, messages.groups
         kept = (in_flight - 1) * own.kept(samples)
         buffers = 2.0 * own.trained if work.compress else 0.0
-        every = (*outline.buckets, *outline.added)
-        sizes = sorted(bucket.nbytes for bucket in every) or [0]
+        sizes = sorted(nbytes for _, nbytes in outline.sizes.elements()) or [0]
         others = [(1 - 1 / work.parts) * nbytes for nbytes in sizes]  # parts of other ranks
         if work.stages > 1 and is_asynchronous(work.pipeline_schedule, work.stages):
             buffers += own.trained  # the second version of the weights
         if work.parts > 1:
             buffers += (2 + 1 / work.parts) * sizes[-1]  # as `virtual.communicator.Buffers`
         if not work.compress:
-            for bucket in every:  # sums along axes of one kind follow one another
-                axes = {*bucket.group, OPPOSITE} - ({"data"} if work.parts > 1 else set())
+            longest = Counter[tuple[str, ...]]()
+            for (group, nbytes), times in outline.sizes.items():
+                longest[group] += times * nbytes
+            for group, nbytes in longest.items():  # sums along axes of one kind follow one another
+                axes = {*group, OPPOSITE} - ({"data"} if work.parts > 1 else set())
                 hosts = [groups[a].hosts for a in axes if a in groups and groups[a].ranks > 1]
-                buffers += bucket.nbytes * sum({SCRATCH if n > 1 else 1.0 for n in hosts})
+                buffers += nbytes * sum({SCRATCH if n > 1 else 1.0 for n in hosts})
         if work.ema is not None:  # and an array as long as the largest bucket
             buffers += own.trained + sizes[-1]
         released = SHARDED.index(work.scheme) if work.parts > 1 else 0  # gradients, then values
@@ -278,10 +349,11 @@ class Projector:
         tables = [self.tables(work, rank) for rank in range(ranks)]
         passes: dict[tuple[int, int], timing.PassTime] = {}  # by stage and samples
         times: dict[tuple[int, int], StageTime] = {}
+        pass_time, exposed_of = cache(timing.pass_time), cache(timing.gradients_exposed)
         for rank, table in enumerate(tables):
             stages = zip(owners.stages_of(rank), table.outline.transfers, strict=True)
             for (part, (stage, values)), n in product(enumerate(stages), {*sizes}):
-                passes[stage, n] = one = timing.pass_time(table, messages, n, part)
+                passes[stage, n] = one = pass_time(table, messages, n, part)
                 sides = zip((-1, 1), values, strict=True)
                 far = [len(v) for to, v in sides if v and owners.of(stage) != owners.of(stage + to)]
                 calls = sum(far) * messages.processing.call  # of each value
@@ -303,11 +375,13 @@ class Projector:
         for (_, number, _), rank in last.items():
             alone = sum(passes[s, sizes[number]].backward for s in owners.stages_of(rank))
             given = tables[rank], messages, sizes[number], alone
-            sums.append(timing.gradients_exposed(*given, overlap=not two))
+            sums.append(exposed_of(*given, overlap=not two))
 
         def time(action: Action) -> StageTime:
             own = times[action.stage, sizes[action.micro_batch]]
-            within = sums[last[action]][0] if action in last else 0.0
+            if action not in last:
+                return own
+            within = sums[last[action]][0]
             later = own.parameters or 0.0
             return own._replace(backward=own.backward + within, parameters=later + within)
 
@@ -317,11 +391,11 @@ class Projector:
             for rank, table in enumerate(tables):
                 exposed[rank] += _opposite_exposed(line, rank, messages, table.outline)
         updates = [timing.update_seconds(one, messages) for one in tables]
+        begins = {event.rank: event.begin for event in reversed(line.events)}
         meeting = duration(messages.meetings)
         added, met = sums[slowest][0] + exposed[slowest] - meeting, max(line.ends) + meeting
         end = max(  # others have begun the next step when a rank with later stages does
-            max(line.ends[k] + exposed[k], met) + updates[k] - line.of(k)[0].begin
-            for k in range(ranks)
+            max(line.ends[k] + exposed[k], met) + updates[k] - begins[k] for k in range(ranks)
         )
         layers: dict[str, Any] = defaultdict(lambda: np.zeros(4))
         busy = 0.0
@@ -343,6 +417,14 @@ class Projector:
             for one, actions in zip(tables, plan, strict=True)
         ]
         return self._complete(work, step, memories, tables)
+
+
+@lru_cache(maxsize=256)
+def _equal_stages(schedule: Any, ranks: int, micro_batches: int) -> tuple[float, float]:
+    """Return the time of a step relative to its compute, and the part of a batch that is kept."""
+    line = check(schedule, ranks, micro_batches)
+    one = 1.0 if is_asynchronous(schedule, ranks) else 1 / (1 - line.bubble)
+    return one, min(line.in_flight[0] / micro_batches, 1.0)
 
 
 def _sizes_of(work: Workload, micro_batches: int) -> list[int]:

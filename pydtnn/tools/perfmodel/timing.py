@@ -212,9 +212,12 @@ class _RankClock:
         if self.messages.work.data > 1:
             self._await_slowest()
         self.now = self.channel.finish(self.now)
-        for bucket in (*self.tables.outline.buckets, *self.tables.outline.added):
-            rounds = self.messages.update(bucket)
-            self.now = self.channel.wait(self.channel.start(rounds, self.now), self.now)
+        for (_, nbytes), times in self.tables.outline.sizes.items():
+            rounds = self.messages.update(nbytes)  # which begin when the last ones have ended
+            time = self.channel.wait(self.channel.start(rounds, self.now), self.now) - self.now
+            busy = sum(one.transfer for one in rounds)
+            self.now += times * time
+            self.channel.skip((times - 1) * time, (times - 1) * busy, 0.0, 0.0, self.now)
         self.gradient_work += self.now - before
 
     def layers(self) -> tuple[LayerTime, ...]:

@@ -79,7 +79,9 @@ def test_a_library_has_latencies_of_a_tree_and_the_least_bytes():
 
 
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("ranks", "stride", "per_host"), [(16, 1, 4), (8, 2, 4), (12, 3, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "stride", "per_host"), [(16, 1, 4), (8, 2, 4), (12, 3, 1), (16, 5, 8)]
+)
 def test_messages_to_many_ranks_take_as_long_by_a_formula(
     ranks, stride, per_host, alone, monkeypatch
 ):

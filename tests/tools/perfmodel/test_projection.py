@@ -180,7 +180,7 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(projector
     assert third.step.busy > second.step.busy == first.step.busy  # one more gather
     costs = MessageCosts(projector.platform, second.work)  # of which nothing is hidden
     sums = [
-        duration(costs.along_data(bucket)) + duration(costs.update(bucket))
+        duration(costs.along_data(bucket)) + duration(costs.update(bucket.nbytes))
         for bucket in projector.tables(second.work).outline.buckets
     ]
     # beside the sum of losses, which shares the links with the first

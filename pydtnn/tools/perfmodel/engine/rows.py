@@ -5,18 +5,17 @@ A row contains the messages that depend only on those of earlier rows, in arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.steps import Part, Round
+from pydtnn.comm.schedules import Algorithm, find, rounds
+from pydtnn.comm.schedules.algorithms import hierarchical
+from pydtnn.comm.schedules.steps import Group, doublings, power_of_two
 from pydtnn.tools.schedules.timeline import timeline
-
-MAX_ROUND_BY_ROUND = 64
-"""Ranks up to which the rounds of all are generated without looking for a rotation."""
 
 
 class MessageRow(NamedTuple):
@@ -39,68 +38,71 @@ class MessageRow(NamedTuple):
 def messages_by_row(
     algorithm: str | Algorithm, hosts: tuple[Hashable, ...]
 ) -> tuple[MessageRow, ...]:
-    """Return the messages of each row.
-
-    Of more than `MAX_ROUND_BY_ROUND` ranks, those of rank 0 stand for all if the others have the
-    same ones with all peers turned around by their numbers, or with the bits of these exchanged;
-    equal rows are one object then.
-    """
-    ranks = len(hosts)
-    if ranks > MAX_ROUND_BY_ROUND:
-        own = rounds(algorithm, 0, hosts)
-        others = {rank: rounds(algorithm, rank, hosts) for rank in _samples(ranks)}
-        for peer_of in (lambda peer, rank: (peer + rank) % ranks, lambda peer, rank: peer ^ rank):
-            if all(_is_moved(own, moved, rank, peer_of) for rank, moved in others.items()):
-                known: dict[Hashable, MessageRow] = {}
-                facts = (tuple(sorted(_facts(one))) for one in own if any(s.send for s in one))
-                return tuple(
-                    known.setdefault(one, known.get(one) or _moved(one, ranks, peer_of))
-                    for one in facts
-                )
+    """Return the messages of each row, of algorithms in `FORMULAS` by these; equal ones are one."""
+    ranks, algorithm = len(hosts), find(algorithm)
+    if algorithm in FORMULAS:
+        return (*_in_rows(FORMULAS[algorithm](hosts), ranks),)
     found: dict[int, list[tuple[int, int, float, float]]] = {}
     for message in timeline([rounds(algorithm, rank, hosts) for rank in range(ranks)]).messages:
-        length = _length(message.part)
+        length = float(message.part.stop - message.part.start)
         added = length if message.op == "sum" else 0.0
         entry = message.sender, message.receiver, length, added
         found.setdefault(message.row, []).append(entry)
     return tuple(MessageRow(*map(np.array, zip(*found[row], strict=True))) for row in sorted(found))
 
 
-Facts = tuple[int, float, float, str]
-"""Peer, lengths and operation of a step."""
-
-PeerOf = Callable[[Any, Any], Any]
-"""Returns the peer of a rank, from that of rank 0 and its number."""
-
-
-def _samples(ranks: int) -> tuple[int, ...]:
-    """Return ranks whose rounds are compared with those of rank 0."""
-    return 1, 2, 3, ranks // 3, ranks // 2, ranks - 2, ranks - 1
+def _ring(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """Yield the rounds of `pydtnn.comm.schedules.algorithms.ring`."""
+    everyone, share = np.arange(len(hosts)), np.full(len(hosts), 1 / len(hosts))
+    for adds in (share, 0.0 * share):
+        yield from (len(hosts) - 1) * [MessageRow(everyone, np.roll(everyone, -1), share, adds)]
 
 
-def _is_moved(own: Sequence[Round], moved: Sequence[Round], rank: int, peer_of: PeerOf) -> bool:
-    """Return whether a rank has the rounds of rank 0, with other peers."""
-    return len(own) == len(moved) and all(
-        sorted((peer_of(peer, rank), *rest) for peer, *rest in _facts(mine)) == sorted(_facts(its))
-        for mine, its in zip(own, moved, strict=True)
-    )
+def _halving_doubling(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """Yield the rounds of `pydtnn.comm.schedules.algorithms.halving_doubling` of 2^k ranks."""
+    everyone, whole = np.arange(len(hosts)), np.ones(len(hosts))
+    for k in doublings(len(hosts)):
+        yield MessageRow(everyone ^ k, everyone, whole / (2 * k), whole / (2 * k))
+    for k in reversed([*doublings(len(hosts))]):
+        yield MessageRow(everyone ^ k, everyone, whole / (2 * k), 0 * whole)
 
 
-def _facts(steps: Round) -> list[Facts]:
-    return [(one.peer, _length(one.send), _length(one.receive), one.op) for one in steps]
+def _hierarchical(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """Yield the rounds of `pydtnn.comm.schedules.algorithms.hierarchical`."""
+    ranks = Group(0, hosts).by_host
+    number, parts = len(ranks), max(map(len, ranks))
+    holders = np.array([[own[j % len(own)] for j in range(parts)] for own in ranks])
+    pairs = ((r, to) for own, at in zip(ranks, holders, strict=True) for r in own for to in at)
+    ends = np.array([pair for pair in pairs if pair[0] != pair[1]], int).reshape(-1, 2).T
+    share = np.full(ends.shape[1], 1 / parts)
+    yield MessageRow(ends[0], ends[1], share, share)
+    known: dict[int, MessageRow] = {}
+    between = _halving_doubling if number == power_of_two(number) else _ring
+    for row in [*between(range(number))]:
+        if id(row) not in known:
+            both = (holders[end].T.ravel() for end in row[:2])
+            known[id(row)] = MessageRow(*both, *(np.tile(one / parts, parts) for one in row[2:]))
+        yield known[id(row)]
+    yield MessageRow(ends[1], ends[0], share, 0.0 * share)
 
 
-def _length(part: Part | None) -> float:
-    return 0.0 if part is None else float(part.stop - part.start)
+FORMULAS: dict[Algorithm, Callable[[Sequence[Hashable]], Iterator[MessageRow]]] = {
+    hierarchical: _hierarchical
+}
+"""Functions that yield the rounds of all ranks of an algorithm."""
 
 
-def _moved(steps: Sequence[Facts], ranks: int, peer_of: PeerOf) -> MessageRow:
-    """Return the messages of all ranks in a round that is that of rank 0, with other peers."""
-    everyone = np.arange(ranks)
-    columns = [
-        (peer_of(peer, everyone), everyone, np.full(ranks, length), np.full(ranks, added))
-        for peer, _, length, op in steps
-        if length
-        for added in (length if op == "sum" else 0.0,)
-    ]
-    return MessageRow(*map(np.concatenate, zip(*columns, strict=True)))
+def _in_rows(rounds: Iterable[MessageRow], ranks: int) -> Iterator[MessageRow]:
+    """Yield the rows of rounds, in which ranks that had no messages are ahead of others."""
+    begun, found = np.zeros(ranks, int), defaultdict[int, list[MessageRow]](list)
+    for one in rounds:
+        now = np.maximum(*(begun[end] for end in one[:2]))
+        numbers = {*now[:1].tolist()} if begun.min() == begun.max() else {*now.tolist()}
+        for number in numbers:
+            chosen = one if len(numbers) == 1 else MessageRow(*(x[now == number] for x in one))
+            found[number].append(chosen)
+        for end in one[:2]:
+            np.maximum.at(begun, end, now + 1)
+    for _, rows in sorted(found.items()):
+        several = (np.concatenate(columns) for columns in zip(*rows, strict=True))
+        yield rows[0] if len(rows) == 1 else MessageRow(*several)

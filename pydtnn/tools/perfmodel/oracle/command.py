@@ -49,8 +49,14 @@ from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.tables import csv_of
 
+TOP = 10
+"""Strategies that are shown of a single number of ranks."""
+
 WIDTH = 160
 """Columns where the output is not a terminal."""
+
+MANY = 500
+"""Strategies of a number of ranks up to which all are followed."""
 
 PROGRESS_SECONDS = 5
 """Time between two tables of what has been predicted so far."""
@@ -110,7 +116,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.explain:
         _print_explanation(oracle.entry(replace(work, axes=explained)))
         return
-    swept = {number: sort_entries(_shown(oracle, [*tried(number)])) for number in ranks}
+    swept = {number: sort_entries(_shown(oracle, [*tried(number)], options)) for number in ranks}
     if options.explain is not None:
         chosen = best(swept[max(ranks)])
         _print_explanation(chosen or swept[max(ranks)][0])
@@ -123,10 +129,14 @@ def _run(options: argparse.Namespace) -> None:
     _write(rows, options)
 
 
-def _shown(oracle: Oracle, works: Sequence[Workload]) -> Iterator[Entry]:
+def _shown(
+    oracle: Oracle, works: Sequence[Workload], options: argparse.Namespace
+) -> Iterator[Entry]:
     """Predict runs; every few seconds, write the fastest ones so far to the standard error."""
     found, written = list[Entry](), monotonic()
-    for number, entry in enumerate(map(oracle.entry, works), start=1):
+    every = bool(options.csv) or len(works) <= MANY
+    entries = map(oracle.entry, works) if every else oracle.fastest(works, max(options.top, TOP))
+    for number, entry in enumerate(entries, start=1):
         yield entry
         found = sort_entries([*found[:3], entry])
         if monotonic() - written > PROGRESS_SECONDS:
@@ -160,12 +170,16 @@ def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) ->
             fastest = min(chosen, key=lambda one: one.projection.epoch if one.projection else 0)
             print(f"\nfastest: {fastest.work.strategy}, {fastest.work.ranks} ranks")
         return
-    top = max(options.top, 10) if len(swept) == 1 and options.top == 1 else options.top
+    top = max(options.top, TOP) if len(swept) == 1 and options.top == 1 else options.top
     for ranks, entries in swept.items():
         possible = [entry for entry in entries if entry.possible]
         if possible:
             print("\n".join(table.ranking(possible[:top], width)))
-        others = [entry for entry in entries if not entry.possible]
+        bounds = [entry.least for entry in entries if entry.least]
+        if bounds:
+            least = table.duration(min(bounds))
+            print(f"{ranks} ranks: {len(bounds)} more take at least {least} by bounds (all: --csv)")
+        others = [entry for entry in entries if not entry.possible and not entry.least]
         if others:
             print(f"{ranks} ranks: {len(others)} more are not possible, such as:")
             for entry in others[: 3 if possible else top]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -141,6 +142,9 @@ def _factorisations(
                 yield part, *rest
 
 
+SLACK = 0.95
+"""Part of the lower bounds of strategies that none falls below: kernels of other lengths."""
+
 TERMS = (
     *("forward", "backward", "recomputed", "other", "update", "layers_exposed"),
     *("gradients_exposed", "idle", "busy"),
@@ -163,6 +167,8 @@ class Entry:
         Time of one rank for the same samples, divided by the ranks and by the time of the strategy.
     node_hours : float
         Hosts times hours of an epoch.
+    least : float
+        Time of a step that a strategy exceeds that was not followed, in s.
     """
 
     work: Workload
@@ -170,6 +176,7 @@ class Entry:
     reason: str = ""
     efficiency: float = 0.0
     node_hours: float = 0.0
+    least: float = 0.0
 
     @property
     def possible(self) -> bool:
@@ -257,6 +264,32 @@ class Oracle:
             efficiency=one.throughput / work.ranks / self.serial_rate(self.per_rank or work.batch),
             node_hours=hosts * one.epoch / 3600,
         )
+
+    def fastest(self, works: Iterable[Workload], top: int) -> Iterator[Entry]:
+        """Predict runs, those with the shortest bounds first (`Projector.least`).
+
+        What can neither fit nor be among the `top` fastest ones by its bounds is not followed.
+        """
+        limit, times = self.projector.platform.cluster.memory_per_rank, list[float]()
+
+        def bounded(work: Workload, seconds: float, size: float) -> Entry | None:
+            if SLACK * size > limit:
+                reason = f"a rank needs at least {memory(size)} of {memory(limit)}"
+                return Entry(work, None, reason)
+            if len(times) >= top and SLACK * seconds > times[top - 1]:
+                return Entry(work, None, "slower by its bounds, not followed", least=seconds)
+            return None
+
+        bounds = [(*self.projector.least(work), work) for work in map(self._scaled, works)]
+        for seconds, size, work in sorted(bounds, key=lambda one: one[:2]):
+            entry = bounded(work, seconds, size)
+            if entry is None and len(work.cut) > 1:
+                entry = bounded(work, *self.projector.least(work, together=True))
+            if entry is None:
+                entry = self.entry(work)
+                if entry.possible and entry.projection is not None:
+                    insort(times, entry.projection.seconds)
+            yield entry
 
     def rank(self, found: Iterable[Workload]) -> list[Entry]:
         """Predict runs; possible ones first, in the order of the time of an epoch."""

@@ -1,10 +1,21 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from pydtnn.models.gpt import gpt
+from pydtnn.tools.perfmodel.compute import AnalyticCosts
+from pydtnn.tools.perfmodel.engine.rows import messages_by_row
 from pydtnn.tools.perfmodel.oracle import Oracle, best, find_limits
-from pydtnn.tools.perfmodel.oracle.ranking import Variants
+from pydtnn.tools.perfmodel.oracle.ranking import (
+    KINDS,
+    MAX_BLOCK_STAGES,
+    SLACK,
+    Variants,
+    strategies,
+)
 from pydtnn.tools.perfmodel.oracle.table import Limit
+from pydtnn.tools.perfmodel.patterns import rows_of
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.training.workload import Workload
@@ -97,3 +108,54 @@ def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence():
     # nothing has maps or experts; the last layer's matrix is tied
     for name in ("spatial 4", "expert 4", "pipeline 4"):
         assert "\n" not in entries[name].reason != ""
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "platform"),
+    [
+        ("gpt", 4, "cpu-1gbit"),
+        pytest.param("gpt", 16, "cpu-10gbit", marks=LONG),
+        pytest.param("resnet20", 8, "cpu-10gbit", marks=LONG),
+    ],
+)
+def test_only_what_may_be_among_the_fastest_is_followed(model, ranks, platform):
+    shape = INPUT if model == "resnet20" else (16,)
+    work, top = Workload(model, shape, batch=64, samples=1000), 3
+    oracle = Oracle(Projector(work, Platform.load(platform), PerFlop()))
+    kinds = KINDS if ranks > 4 else ("data", "filter", "context", "pipeline")
+    works = [*strategies(work, ranks, kinds, most=2)]
+    every = [entry for entry in oracle.rank(works) if entry.projection is not None]
+    for entry in every:
+        for together in (False, True):
+            seconds, memory = oracle.projector.least(entry.work, together=together)
+            assert SLACK * seconds < entry.projection.seconds, entry.work.strategy
+            assert SLACK * memory < entry.projection.memory.total, entry.work.strategy
+    some = [*oracle.fastest(works, top)]
+    followed = [entry for entry in some if entry.projection is not None]
+    assert len(some) == len(works)
+    assert len(followed) < len(every)
+    best_of, best_some = (
+        sorted(entry.projection.seconds for entry in own)[:top] for own in (every, followed)
+    )
+    assert best_of == best_some
+
+
+@LONG
+def test_thousands_of_strategies_of_a_large_network_need_few_outlines_and_schedules():
+    net = partial(gpt, depth=80, heads=80, width=10240, tied=False)
+    work, platform = Workload(net, (2048,), 51200, batch=10240), Platform.load("dgx-a100")
+    oracle = Oracle(Projector(work, platform, AnalyticCosts.of(work, platform)))
+    works = [*strategies(work, 10240, most=2, stages=MAX_BLOCK_STAGES)]
+    works = [one for one in works if not {"spatial", "expert"}.intersection(one.cut)]
+    rows_of.cache_clear()
+    messages_by_row.cache_clear()
+    entries = [*oracle.fastest(works, 10)]
+    assert (len(works), len(entries)) == (3751, 3751)
+    assert sum(entry.possible for entry in entries) >= 10
+    assert sum(entry.projection is not None for entry in entries) < 400
+    assert len(oracle.projector._steps) < 300  # networks that were built
+    assert rows_of.cache_info().misses < 600
+    assert messages_by_row.cache_info().misses < 300

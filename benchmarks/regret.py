@@ -6,11 +6,12 @@
 All strategies that `--parallel auto` considers are predicted as it does, with the compute of all
 ranks (or by formulas: `--formulas`, `--platform`), and run: uniform ones, hybrids, and plans that
 were searched layer by layer. Each is measured in several turns, one after the other, so that other
-work on the machine disturbs all of them; the time of a step is the median over the turns of the
-slowest rank. A strategy whose compute could not be measured, because the machine is busy, has no
-prediction and is left out of what follows. The regret is the
-measured time of the strategy that is predicted to be the fastest over that of the fastest one,
-minus 1; tau is Kendall's rank correlation of predicted and measured times.
+work on the machine disturbs all of them; the time of a step is the median of the slowest rank's.
+On a busy machine, as `python -m pydtnn.train` recognises it, a strategy has no prediction, if that
+shows while its compute is measured, or no accuracy, if its steps differ too much, and is left out
+of what follows. The regret is the measured time of the strategy that is predicted to be the fastest
+over that of the fastest one, minus 1; tau is Kendall's rank correlation of predicted and measured
+times.
 
 `--cluster` runs it on four ranks of an emulated cluster: `benchmarks.comm.cluster`, for root.
 """
@@ -21,12 +22,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import NamedTuple
 
 from benchmarks.common.report import Report
 from benchmarks.oracle import kendall, on
+from pydtnn.cli.step_meter import BUSY, MAX_SPREAD
 from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.cores import threads_per_rank
@@ -113,12 +116,21 @@ def measure_all(
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(args.turns):
         for case, own in zip(cases, times, strict=True):
-            own.append(measure(comm, case.work, args))
-    return [Outcome(case, median(own)) for case, own in zip(cases, times, strict=True)]
+            own += measure(comm, case.work, args)
+    return [outcome(case, own) for case, own in zip(cases, times, strict=True)]
 
 
-def measure(comm: Communicator, work: Workload, args: argparse.Namespace) -> float:
-    """Return the time of a step of the slowest rank, in s. Collective: all ranks call it."""
+def outcome(case: Case, steps: Sequence[float]) -> Outcome:
+    """Return the time of the steps, in s, unless they differ too much to be compared."""
+    low, middle, high = quantiles(steps, n=4, method="inclusive")
+    spread = (high - low) / 2 / middle
+    if spread > MAX_SPREAD and not case.reason:
+        case = case._replace(reason=f"not compared: {BUSY.format(spread)}")
+    return Outcome(case, middle)
+
+
+def measure(comm: Communicator, work: Workload, args: argparse.Namespace) -> list[float]:
+    """Return the times of steps of the slowest rank, in s. Collective: all ranks call it."""
     work = replace(work, threads=threads_per_rank(comm)).in_micro_batches()
     rank, error = None, None
     try:
@@ -130,10 +142,12 @@ def measure(comm: Communicator, work: Workload, args: argparse.Namespace) -> flo
     for _ in range(WARM_UP):
         rank.step()
     comm.barrier()
-    begin = clock.now()
-    for _ in range(args.steps):
+    ends = [clock.now()]
+    for _ in range(max(args.steps, 2)):
         rank.step()
-    return max(comm.gather_object((clock.now() - begin) / args.steps))
+        ends.append(clock.now())
+    taken = [end - begin for begin, end in pairwise(ends)]
+    return [max(own) for own in zip(*comm.gather_object(taken), strict=True)]
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -152,7 +166,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         )
     outcomes = [one for one in outcomes if not one.case.reason]
     if not outcomes:
-        return [*lines, "no strategy is predicted: repeat this when the machine is idle"]
+        return [*lines, "no strategy is compared: repeat this when the machine is idle"]
     fastest = min(outcomes, key=lambda one: one.measured)
     chosen = min(outcomes, key=lambda one: one.case.predicted)
     lines.append(f"chosen: {chosen.case.name}; fastest: {fastest.case.name}")

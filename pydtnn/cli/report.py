@@ -181,18 +181,24 @@ def print_report(job: Job) -> None:
     Collective: all ranks call it; rank 0 prints.
     """
     comm = job.trainer.comm
+    short = 0 if job.predicted is None else job.predicted.warm
+    warm, times = ({}, {}) if job.meter is None else job.meter.after(short)
     own = {
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
-        "times": {} if job.meter is None else job.meter.times(),
+        "times": times,
+        "warm": warm,
         "bytes": comm.traffic.bytes - job.sent_before,
         "process": comm.share(lambda: comm.rank),
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }
     ranks = comm.gather_object(own)
     if comm.rank == 0:
+        if short:
+            job.predicted = job.predicted.by_steps(_times(ranks, "warm"), _times(ranks))
         if job.about:
             job.about["measured"] = _times(ranks) or None
+            job.about["predicted"] = None if job.predicted is None else asdict(job.predicted)
         lines = align(_rows(job, ranks), 2)
         title = f"{job.config.model} on {job.train.name}"
         rule = "-" * min(max(map(len, [title, *lines])), 100)  # as wide as most terminals
@@ -295,9 +301,9 @@ def _best(job: Job) -> list[tuple[str, str]]:
     return []
 
 
-def _times(ranks: list[dict[str, Any]]) -> dict[str, float]:
+def _times(ranks: list[dict[str, Any]], which: str = "times") -> dict[str, float]:
     """Return the times of a step, the mean of all ranks, and the most memory of a rank."""
-    times = [rank["times"] for rank in ranks]
+    times = [rank[which] for rank in ranks]
     if not all(times):
         return {}
     mean = {name: sum(own[name] for own in times) / len(times) for name in times[0]}

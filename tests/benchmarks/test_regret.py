@@ -21,6 +21,14 @@ def test_the_regret_is_that_of_the_strategy_predicted_to_be_the_fastest():
     assert last == "regret 20.0%, tau 0.33"
 
 
+def test_steps_that_differ_too_much_are_not_compared():
+    case, steps = Case("data 2", WORK, 0.010), [0.01, 0.012, 0.02, 0.03, 0.04]
+    assert regret.outcome(case, steps[:3]) == Outcome(case, 0.012)
+    found = regret.outcome(case, steps)
+    assert found.case.reason.startswith("not compared: the machine is busy: half of the steps")
+    assert table([found])[-1].startswith("no strategy is compared")
+
+
 def test_a_strategy_that_is_not_predicted_on_a_busy_machine_is_left_out(monkeypatch):
     def busy(*arguments: object) -> None:
         raise ValueError("the machine is busy")
@@ -32,7 +40,7 @@ def test_a_strategy_that_is_not_predicted_on_a_busy_machine_is_left_out(monkeypa
     assert case.reason == "not predicted: the machine is busy"
     assert table([Outcome(case, 0.03)])[1:] == [
         "serial             -           30  not predicted: the machine is busy",
-        "no strategy is predicted: repeat this when the machine is idle",
+        "no strategy is compared: repeat this when the machine is idle",
     ]
     known = [Outcome(Case("data 2", WORK, 0.01), 0.02), Outcome(case, 0.001)]
     assert table(known)[-2:] == ["chosen: data 2; fastest: data 2", "regret 0.0%"]

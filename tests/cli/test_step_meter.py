@@ -38,4 +38,8 @@ def test_the_time_of_a_step_is_a_median_without_the_first_one_and_without_evalua
     assert (found["communication"], found["data"]) == pytest.approx((0.25, 0.5))
     assert found["compute"] == pytest.approx(2.25)
     assert found["low"] < found["seconds"] < found["high"]
+    assert found["spread"] == pytest.approx((15.25 - 2.25) / 2 / 3)
+    first, others = measure.after(2)
+    assert (first["seconds"], others["seconds"]) == pytest.approx((2.0, 27.0))
+    assert measure.after(4) == ({}, found)
     assert StepMeter().times() == {}

@@ -16,6 +16,7 @@ from math import ceil
 from pathlib import Path
 from typing import cast
 
+from pydtnn.cli.step_meter import AWAY, BUSY, MAX_SPREAD
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.kernels import Backend
@@ -48,9 +49,6 @@ MIN_REPEATS, MAX_REPEATS = 3, 25
 
 MIN_RATE = 1e-12
 """Learning rate of steps that are measured."""
-
-MAX_SPREAD = 0.25
-"""Spread of measured steps, see `RankProfile.spread`, above which they predict nothing."""
 
 
 def platform_of(
@@ -135,7 +133,8 @@ def predict_job(
     Raises
     ------
     ValueError
-        On all ranks, if the machine is under load: the measured steps differ too much.
+        On all ranks, if the machine is under load: the measured steps differ too much, or ranks
+        are without a core for too long.
     AgreedError
         On all ranks, if the steps cannot be simulated.
     """
@@ -144,11 +143,10 @@ def predict_job(
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
     profile = measure_job(_with_fixed_parameters(work), comm, steps=steps, warm_up=1, shared=shared)
     gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
+    if (away := max(own.away for own in profile.ranks)) > MAX_SPREAD:
+        raise ValueError(AWAY.format(away))
     if profile.spread > MAX_SPREAD:
-        raise ValueError(
-            f"the machine is busy: half of the measured steps differ from their median by more "
-            f"than {100 * profile.spread:.0f} %"
-        )
+        raise ValueError(BUSY.format(profile.spread))
 
     def simulated() -> Prediction:
         steps = profile.typical(STEPS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig, typed
 from pydtnn.cli.parallel import axes_over
-from pydtnn.cli.step_meter import StepMeter
+from pydtnn.cli.step_meter import AWAY, BUSY, MAX_SPREAD, StepMeter
 from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
@@ -38,6 +38,9 @@ them, are measured in so many steps."""
 MIN_STEPS = 100
 """Steps of a run from which on it is measured beforehand, which takes as long as some tens of
 them."""
+
+WARM_STEPS = 10
+"""Steps of a shorter run, after its first one, that predict the others."""
 
 
 PARTS = {"compute": "compute", "communication": "communication", "data": "waiting for data"}
@@ -67,6 +70,8 @@ class Predicted:
         First and last decile of `seconds`.
     reason : str
         Why there is no prediction; empty if there is one.
+    warm : int
+        Steps of the run after its first one that predict the others; 0 if it is predicted before.
     """
 
     platform: str = ""
@@ -79,6 +84,7 @@ class Predicted:
     low: float = 0.0
     high: float = 0.0
     reason: str = ""
+    warm: int = 0
 
     @classmethod
     def of(cls, one: Prediction, platform: Platform) -> Predicted:
@@ -95,6 +101,25 @@ class Predicted:
             low=one.seconds * one.deciles[0],
             high=one.seconds * one.deciles[1],
         )
+
+    def by_steps(self, warm: Mapping[str, float], others: Mapping[str, float]) -> Predicted:
+        """Return the prediction of a short run, as soon as it has steps.
+
+        Parameters
+        ----------
+        warm, others : mapping of str to float
+            `StepMeter.times` of the `warm` steps, and of those after them; empty without any.
+        """
+        if not warm:
+            return self
+        spread, away = (max(warm[name], others[name]) for name in ("spread", "away"))
+        if max(spread, away) > MAX_SPREAD:
+            reason = AWAY.format(away) if away > MAX_SPREAD else BUSY.format(spread)
+            return replace(self, reason=reason)
+        names = ("seconds", "compute", "communication", "data", "low", "high")
+        values: dict[str, Any] = {name: warm[name] for name in names}
+        platform = f"this job, from {self.warm} of its first steps"
+        return replace(self, platform=platform, reason="", **values)
 
     def rows(self, measured: Mapping[str, float]) -> list[tuple[str, str]]:
         """Return the lines of the report: measured and predicted parts of a step.
@@ -126,7 +151,7 @@ class Predicted:
         found.append(("  prediction", f"for {self.platform}, {text}"))
         for name, title in PARTS.items():
             text = f"measured {1e3 * measured[name]:.4g} ms, predicted {1e3 * whole[name]:.4g} ms"
-            if name == "compute":
+            if name == "compute" and self.update:
                 text += f", {1e3 * self.update:.4g} ms of it for the update"
             found.append((f"  {title}" if name == "data" else f"  in {title}", text))
         found.append(
@@ -135,9 +160,9 @@ class Predicted:
                 f"measured {first} ms, with the choice of algorithms; not in the times above",
             )
         )
-        sizes = [f"{size / 1e6:.0f} MB" for size in (measured["memory"], self.memory)]
-        text = f"measured {sizes[0]}, predicted {sizes[1]}, in addition to interpreter and data"
-        return [*found, ("  memory of a rank", text)]
+        text = f"measured {measured['memory'] / 1e6:.0f} MB"
+        text += f", predicted {self.memory / 1e6:.0f} MB" if self.memory else ""
+        return [*found, ("  memory of a rank", f"{text}, in addition to interpreter and data")]
 
 
 def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = None) -> str:
@@ -319,16 +344,17 @@ def predict_run(
 ) -> Predicted | None:
     """Predict a run of so many steps on rank 0. Collective: all ranks call it.
 
-    Runs that report nothing, and virtual ones, are not predicted; neither are short ones and those
-    that measure nothing, unless `--platform` names the platform. What cannot be predicted is not an
-    error: the result has the reason.
+    Runs that report nothing, and virtual ones, are not predicted; neither are those that measure
+    nothing, unless `--platform` names the platform. Short ones are by their first steps. What
+    cannot be predicted is not an error: the result has the reason.
     """
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return None
     if config.platform is None and config.tuning not in (None, "measure"):
         return Predicted(reason=f"--tuning {config.tuning} measures nothing; name a --platform")
-    if config.platform is None and steps < MIN_STEPS:
-        return Predicted(reason=f"runs of less than {MIN_STEPS} steps are not; name a --platform")
+    if config.platform is None and steps < MIN_STEPS and work.device == "cpu":
+        least = f"runs of less than {2 + WARM_STEPS} steps are not; name a --platform"
+        return Predicted(reason=least, warm=WARM_STEPS)
     if meter is not None:
         meter.without_growth(partial(import_module, "pydtnn.tools.perfmodel.job"))
     if option := no_formula(config, work):

@@ -83,8 +83,8 @@ PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
     "predicted",
     "Measured and predicted time per step",
     SectionSource(_prediction, _why_unpredicted),
-    "Predicted before the first step from the platform, the network and the strategy; measured "
-    "times are medians over all steps but the first, and means over ranks.",
+    "Predicted before the first step from the platform, the network and the strategy, or in short "
+    "runs from ten steps; measured times are medians over the other steps, and means over ranks.",
 )
 def predicted(result: Section, known: Sequence[tuple[RunView, dict[str, float]]]) -> None:
     """Fill the section with a table of measured and predicted parts of a step for each run."""

@@ -86,6 +86,7 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(axis, monkeypatch):
         return Profile(tuple(ranks))
 
     monkeypatch.setattr(job, "measure_job", slow)
+    monkeypatch.setattr(job, "MAX_SPREAD", math.inf)
     first, second = run_threads(2, lambda comm: predict_job(comm, work, Platform.load("laptop")))
     assert second is None
     assert len(first.ranks) == 2

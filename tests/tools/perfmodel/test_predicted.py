@@ -23,7 +23,7 @@ from tests.small_run import TINY, TRAIN
 
 PREDICTED = (
     r"time per step +measured \S+ ms \(\S+ to \S+\), predicted \S+ ms( \(\S+ to \S+\))?\n"
-    r"  prediction +for this job, accuracy \d+%, largest difference in \w+"
+    r"  prediction +for this job, .*accuracy \d+%, largest difference in \w+"
 )
 
 
@@ -70,8 +70,24 @@ def test_quiet_and_short_runs_measure_nothing(tmp_path, capsys, monkeypatch):
     assert "not predicted: --tuning fixed measures nothing; name a --platform" in out
     monkeypatch.setattr(predicted, "MIN_STEPS", MIN_STEPS)
     assert main([*options, f"--output-dir={tmp_path / 'other'}"]) == 0
-    assert "not predicted: runs of less than 100 steps are not; name" in capsys.readouterr().out
+    assert "not predicted: runs of less than 12 steps are not; name" in capsys.readouterr().out
     assert not [*(tmp_path / "cache").glob("platform-*")]
+
+
+@each("spread, words", [(math.inf, PREDICTED), (-1.0, "not predicted: the machine is busy: ")])
+def test_a_short_run_is_predicted_by_ten_of_its_steps(spread, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(predicted, "MIN_STEPS", MIN_STEPS)
+    monkeypatch.setattr(predicted, "MAX_SPREAD", spread)
+    assert main([*TINY, f"--output-dir={tmp_path / 'run'}", "--verbose"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(words, out)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["measured"]["seconds"] > 0
+    assert (
+        (about["predicted"]["seconds"] > 0) == (spread > 0) == (about["predicted"]["reason"] == "")
+    )
+    if spread > 0:
+        assert "for this job, from 10 of its first steps, accuracy" in out
 
 
 def slow_network(path: Path) -> Path:
@@ -143,7 +159,7 @@ def test_lines_of_the_report_compare_each_part():
     assert found["  first step"].startswith("measured 500 ms")
     assert found["  in compute"].startswith("measured 8 ms, predicted 7 ms, 1 ms of it")
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"
-    assert astuple(Predicted(reason="none")) == ("", *[0.0] * 8, "none")
+    assert astuple(Predicted(reason="none")) == ("", *[0.0] * 8, "none", 0)
     assert "measured 6 MB, predicted 5 MB" in found["  memory of a rank"]
     assert prediction.rows({}) == []
 
@@ -244,7 +260,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("checkpoint_every", "checkpoint_background", "mtbf", "grace"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
         *("mlflow", "wandb", "verify_steps"),
-        *("timeout", "straggler_factor", "balance", "restore_best"),
+        *("timeout", "straggler_factor", "balance", "restore_best", "mirrored"),
         *("survive", "survive_stages", "min_ranks", "buddy_interval"),
     ),
     "observes steps, in less than a percent of their time": (

@@ -195,14 +195,17 @@ def measure_job(
     rank = WorkloadRank(workload, detachable, observers=[times])
     trainer = rank.trainer
     times.traffic = trainer.comm.traffic
-    found = []
+    found, spent = [], np.zeros(2)  # of the processor, and in all
     comm.barrier()
     with detachable.detached((IDLE if sleeps() else WAIT) if shared else 0.0):
         autotune(trainer.model, Serial(), rank.largest, training=True)
         times.take()
         for _ in range(warm_up + steps):
             comm.barrier()
+            begin = np.array([time.thread_time(), time.perf_counter()])
             rank.step()
+            spent += np.array([time.thread_time(), time.perf_counter()]) - begin
             found.append(times.take())
-    own = RankProfile(tuple(found[warm_up:]), times.passed)
+    away = 0.0 if shared else 1 - float(spent[0] / spent[1])
+    own = RankProfile(tuple(found[warm_up:]), times.passed, away)
     return Profile(tuple(comm.gather_object(own)))

@@ -23,10 +23,13 @@ class RankProfile:
         For each measured step the mean time of each segment, in s.
     samples : int
         Samples of each pass: those of the rank's part of a batch, or of a micro-batch.
+    away : float
+        Part of the time in which the rank had no core, because of other work.
     """
 
     steps: tuple[Mapping[Label, float], ...]
     samples: int
+    away: float = 0.0
 
     def median(self) -> dict[Label, float]:
         """Return the median of each segment over the steps, in s."""

@@ -66,7 +66,10 @@ class Framework:
         return sum(bool(line.split("#")[0].strip()) for line in lines)
 
 
-TORCH = ("torch==2.13.0", "deepspeed==0.19.8", "numpy")
+TORCH = ("torch==2.13.0", "deepspeed==0.19.8", "torchft==0.2.0", "numpy")
+HOROVOD = ("mpich", "cmake<3.30", "wheel", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
+HOROVOD_BUILD = ("HOROVOD_WITHOUT_MXNET=1", "HOROVOD_WITH_MPI=1", "HOROVOD_WITHOUT_GLOO=1")
+TENSORFLOW = ("tensorflow-cpu==2.21.0", "numpy")
 
 FRAMEWORKS = {
     "pydtnn": Framework("pydtnn", "ours", mpi=True),
@@ -79,22 +82,42 @@ FRAMEWORKS = {
         mpi=True, python="python3.13",
     ),
     "deepspeed": Framework("DeepSpeed ZeRO 1, gloo", "torch_deepspeed", TORCH, "torch"),
+    "torchft": Framework("torchft, gloo", "torch_ft", TORCH, "torch"),
     "jax": Framework("JAX, gloo", "jax_sharded", ("jax==0.10.2", "optax", "numpy"), "jax"),
     "keras": Framework(
-        "Keras MultiWorkerMirrored", "keras_mirrored", ("tensorflow-cpu==2.21.0", "numpy"),
-        "tensorflow",
+        "Keras MultiWorkerMirrored", "keras_mirrored", TENSORFLOW, "tensorflow"
+    ),
+    "tensorflow": Framework(
+        "TensorFlow without Keras", "tensorflow_plain", TENSORFLOW, "tensorflow"
     ),
     "horovod": Framework(
         "Horovod, Keras, MPI", "horovod_keras",
-        ("tensorflow-cpu==2.13.1", "numpy<1.25", "mpich", "cmake<3.30", "setuptools<70", "wheel",
-         "cffi", "cloudpickle", "packaging", "psutil", "pyyaml"),
-        "horovod", "horovod==0.28.1",
-        ("HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITHOUT_PYTORCH=1", "HOROVOD_WITHOUT_MXNET=1",
-         "HOROVOD_WITH_MPI=1", "HOROVOD_WITHOUT_GLOO=1"),
+        ("tensorflow-cpu==2.13.1", "numpy<1.25", "setuptools<70", *HOROVOD), "horovod",
+        "horovod==0.28.1",
+        ("HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITHOUT_PYTORCH=1", *HOROVOD_BUILD),
         mpi=True,
+    ),
+    "mxnet": Framework(
+        "MXNet, dist_sync", "mxnet_gluon", ("mxnet==1.9.1", "numpy<1.24"), "mxnet",
+        python="python3.11",
+    ),
+    "paddle": Framework(
+        "PaddlePaddle, gloo", "paddle_parallel", ("paddlepaddle==3.3.1", "numpy"), "paddle"
+    ),
+    "chainermn": Framework(
+        "ChainerMN, MPI", "chainer_mn",
+        ("numpy<1.24", "mpi4py", "mpich", "setuptools<70", "wheel"), "chainer", "chainer==7.8.1",
+        mpi=True, python="python3.11",
     ),
 }  # fmt: skip
 """Frameworks by name."""
+
+COSTS = {
+    "torch": (1000, 4), "tensorflow": (1500, 4), "jax": (700, 2), "pydtnn_uji": (300, 2),
+    "horovod": (1300, 15), "mxnet": (300, 2), "paddle": (900, 2),
+    "chainer": (160, 2),
+}  # fmt: skip
+"""Of an environment: about how many MB it has on disk, and how many minutes installing it takes."""
 
 
 NOT_INSTALLED = (

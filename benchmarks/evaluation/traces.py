@@ -55,8 +55,10 @@ class Rule(NamedTuple):
 
 RULES = {
     "torch_ddp": Rule("", r"^gloo:all_?reduce"),
+    "torchft": Rule("", r"^gloo:all_?reduce"),
     "jax": Rule(r"^tf_XLA", r"^all-reduce"),
     "keras": Rule(r"^tf_Compute", r"CollectiveReduce|^Loop$"),
+    "tensorflow": Rule(r"^tf_Compute", r"CollectiveReduce|^Loop$"),
     "pydtnn_uji": Rule("", r"^allreduce$"),
 }
 """Of the frameworks whose profiler is read, besides pydtnn."""

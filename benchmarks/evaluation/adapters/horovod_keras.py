@@ -10,9 +10,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import horovod  # noqa: E402
 import horovod.tensorflow as hvd  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from keras_network import build, losses_of, set_threads, sgd_of  # noqa: E402
+from keras_network import build, losses_of, sgd_of  # noqa: E402
 
-set_threads(job)
+tf.config.threading.set_intra_op_parallelism_threads(job.threads)
+tf.config.threading.set_inter_op_parallelism_threads(1)
 hvd.init()
 model = build(job)
 optimizer = sgd_of(job)

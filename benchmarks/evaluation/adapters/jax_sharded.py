@@ -5,6 +5,7 @@ import os
 from contextlib import contextmanager
 from functools import partial
 
+from functions import apply
 from protocol import Job
 
 job = Job()
@@ -27,37 +28,35 @@ if job.ranks > 1:
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
-def apply(layers, weights, x):
-    """Return the values of a list of layers; `weights` is an iterator."""
-    for kind, *numbers in layers:
-        if kind == "conv":
-            _, kernel, stride = numbers
-            pad = [(kernel // 2, kernel // 2)] * 2
-            order = ("NHWC", "HWIO", "NHWC")
-            w = next(weights)
-            x = jax.lax.conv_general_dilated(x, w, (stride, stride), pad, dimension_numbers=order)
-        elif kind == "bn":
-            mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
-            x = (x - mean) * jax.lax.rsqrt(var + 1e-5) * next(weights) + next(weights)
-        elif kind == "dense":
-            x = x @ next(weights) + next(weights)
-        elif kind == "maxpool":
-            size = (1, numbers[0], numbers[0], 1)
-            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, size, "VALID")
-        elif kind == "gap":
-            x = x.mean((1, 2))
-        elif kind == "flatten":
-            x = x.reshape(len(x), -1)
-        elif kind == "residual":
-            body = apply(numbers[0], weights, x)
-            x = body + (apply(numbers[1], weights, x) if numbers[1] else x)
-        else:
-            x = jax.nn.relu(x)
-    return x
+def convolution(x, _, kernel, stride, w):
+    pad = [(kernel // 2, kernel // 2)] * 2
+    order = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), pad, dimension_numbers=order)
+
+
+def norm(x, gamma, beta):
+    mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * gamma + beta
+
+
+def pool(x, size):
+    size = (1, size, size, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, size, "VALID")
+
+
+FUNCTIONS = {
+    "conv": convolution,
+    "bn": norm,
+    "dense": lambda x, _, w, b: x @ w + b,
+    "maxpool": pool,
+    "gap": lambda x: x.mean((1, 2)),
+    "flatten": lambda x: x.reshape(len(x), -1),
+    "relu": jax.nn.relu,
+}
 
 
 def loss_of(weights, x, y):
-    logits = apply(job.layers, iter(weights), x)
+    logits = apply(FUNCTIONS, job.layers, iter(weights), x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
@@ -112,7 +111,7 @@ def trace(path):
 
 @partial(jax.shard_map, mesh=mesh, in_specs=(replicated, divided), out_specs=divided)
 def outputs(weights, x):
-    return apply(job.layers, iter(weights), x)
+    return apply(FUNCTIONS, job.layers, iter(weights), x)
 
 
 def predict(x):

@@ -53,9 +53,3 @@ def losses_of(model, x, y):
     return tf.keras.losses.sparse_categorical_crossentropy(
         y, model(x, training=True), from_logits=True
     )
-
-
-def set_threads(job):
-    """Set the threads of TensorFlow, before it starts any."""
-    tf.config.threading.set_intra_op_parallelism_threads(job.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -69,9 +69,9 @@ def build(job):
     return visit(job.layers, (*job.x.shape[1:3], channels))[0]
 
 
-def step_of(job, model):
-    """Return a function that trains a step with SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate, momentum=job.momentum)
+def step_of(job, model, wrap=lambda optimizer: optimizer):
+    """Return a function that trains a step with SGD, which a framework may wrap."""
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=job.rate, momentum=job.momentum))
 
     def step(x, y):
         images, labels = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y)

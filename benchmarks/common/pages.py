@@ -22,7 +22,9 @@ _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 div{{overflow-x:auto}}table{{border-collapse:collapse}}svg{{max-width:100%;height:auto}}
 td,th{{padding:.2em .5em;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}}
 td:first-child,th:first-child{{text-align:left}}
-pre{{background:#f4f4f2;padding:1em;white-space:pre-wrap}}</style>
+pre{{background:#f4f4f2;padding:1em;white-space:pre-wrap}}
+@media(max-width:40em){{td{{min-width:6em}}
+td:first-child,th:first-child{{position:sticky;left:0;background:#fff;min-width:0}}}}</style>
 """
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from benchmarks.comm.cluster import end_as_after_errors
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.report import describe
 from benchmarks.evaluation import observations, traces
-from benchmarks.evaluation.frameworks import missing, python_of
+from benchmarks.evaluation.frameworks import COSTS, missing, python_of
 from benchmarks.evaluation.plan import FROZEN, Cell, Plan
 from benchmarks.evaluation.report import create
 from benchmarks.evaluation.running import (
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument(
         "--install",
         action="store_true",
-        help="download the packages of frameworks that have no environment yet",
+        help="download the packages of frameworks that have no environment yet, without asking",
     )
     run.add_argument(
         "--dry-run", action="store_true", help="print the runs and the packages, do nothing"
@@ -75,12 +76,15 @@ def _run(given: argparse.Namespace) -> None:
         end_as_after_errors()
     root = given.environments.absolute()
     absent = missing(plan.frameworks, root)
-    packages = "; ".join(f"{', '.join(of)} in {where}" for where, of in absent.items())
+    packages = "; ".join(
+        f"{', '.join(of)} in {where} (about {COSTS[where.name][0]} MB, {COSTS[where.name][1]} min)"
+        for where, of in absent.items()
+    )
     if given.dry_run:
         print(f"{sum(1 for _ in plan.cells())} runs of {', '.join(plan.frameworks)} in {folder}")
         print(f"packages that --install downloads: {packages or 'none'}")
         return
-    if absent and not given.install:
+    if absent and not (given.install or _agreed(packages)):
         raise ValueError(
             f"{given.plan}: expected environments of all frameworks, got none for {packages}; add "
             "--install to download them"
@@ -101,6 +105,11 @@ def _run(given: argparse.Namespace) -> None:
             text = found.get("error") or f"{1e3 * found['step']:.4g} ms"
             print(f"{number:4} of {len(cells)}  {cell.name:32} {text}", flush=True)
     _report(given)
+
+
+def _agreed(packages: str) -> bool:
+    """Ask a user at a terminal whether packages may be installed."""
+    return sys.stdin.isatty() and input(f"install {packages}? [y/N] ").strip().lower() == "y"
 
 
 def _undisturbed(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, object]:

@@ -26,7 +26,9 @@ PAIRS = (11, 15, 30)
 
 _TESTS = (
     f"p: exact test over the signs of the pairs' differences, from {statistics.MIN_PAIRS} pairs "
-    f"on; n pairs have a p of at least 2 / 2^n; * p < {statistics.SIGNIFICANT:g}; intervals have "
+    f"on; n pairs have a p of at least 2 / 2^n; * p < {statistics.SIGNIFICANT:g}; detectable: the "
+    f"smallest ratio that has a star with a probability of {100 * statistics.POWER:g} % when times "
+    "vary as here, '-' if the pairs are too few for any; intervals have "
     f"{100 * LEVEL:g} %, from {MIN_VALUES} runs on"
 )
 
@@ -56,7 +58,7 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
         names = ("framework", "network", "ranks", "repetition", "error")
         rows = [[str(run[name]) for name in names] for run in failed]
         tables.append(("Runs that failed", names, rows))
-    notes = [*_incomplete(plan, runs), *about, *_disturbed(good), _energy(good), _TESTS]
+    notes = [*_incomplete(plan, runs), *about, *_disturbed(plan, good), _energy(good), _TESTS]
     figures = [_figure(folder, plan, good, network) for network in plan.networks]
     text = ["# Frameworks compared", "", *(f"- {note}" for note in notes)]
     page = [beginning("Frameworks compared"), "<h1>Frameworks compared</h1>", "<ul>"]
@@ -110,8 +112,8 @@ def paired(
 def _times(plan: Plan, runs: Runs) -> list[Table]:
     reference = plan.frameworks[0]
     columns = (
-        *("framework", "ms per step", "samples/s", f"time / {reference}'s"),
-        *("p", "start-up s", "MB per rank", "KB sent", "messages"),
+        *("framework", "ms per step", f"time / {reference}'s", "p", "detectable"),
+        *("samples/s", "start-up s", "MB per rank", "KB sent", "messages"),
         *(("KB by a host's link",) if plan.link else ()),
     )
     found: list[Table] = []
@@ -124,9 +126,9 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                     continue
                 step = median(step_of(run, plan) for run in own)
                 pair = paired(runs, plan, name, reference, network=network, ranks=ranks)
-                ratio, p = "", ""
+                compared = ["", "", ""]
                 if name != reference and pair[0]:
-                    ratio, p = _compared(statistics.compare(*pair))
+                    compared = _compared([pair])
                 start, memory = (
                     np.median([run[what] for run in own]) for what in ("start_up", "memory")
                 )
@@ -134,7 +136,7 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                 sent += [_middle(own, "link_bytes", 1e3)] if plan.link else []
                 rate = ranks * plan.batch_of(ranks) / step.value
                 rows.append(
-                    [FRAMEWORKS[name].title, step.text(1e3), f"{rate:.4g}", ratio, p]
+                    [FRAMEWORKS[name].title, step.text(1e3), *compared, f"{rate:.4g}"]
                     + [f"{start:.1f}", f"{memory / 1e6:.0f}", *sent]
                 )
             size = parameters(NETWORKS[network]) / 1e6
@@ -163,15 +165,18 @@ def _together(plan: Plan, runs: Runs) -> Table:
             for network, ranks in product(plan.networks, plan.ranks)
         ]
         if cells := [pair for pair in cells if pair[0]]:
-            found = statistics.compare_cells(cells)
-            rows.append([FRAMEWORKS[name].title, *_compared(found), str(found.pairs)])
+            pairs = sum(len(pair[0]) for pair in cells)
+            rows.append([FRAMEWORKS[name].title, *_compared(cells), str(pairs)])
     title = "All networks and ranks together"
-    return title, ("framework", f"time / {reference}'s", "p", "pairs"), rows
+    return title, ("framework", f"time / {reference}'s", "p", "detectable", "pairs"), rows
 
 
-def _compared(found: statistics.Comparison) -> list[str]:
+def _compared(cells: Sequence[tuple[list[float], list[float]]]) -> list[str]:
+    """Return a ratio, its p, and the ratio that such a comparison could have found."""
+    found, least = statistics.compare_cells(cells), statistics.detectable(cells)
     p = f"{found.p:.2g}" if found.pairs >= statistics.MIN_PAIRS else "-"
-    return [found.ratio.text() + (" *" if found.significant else ""), p]
+    ratio = found.ratio.text() + (" *" if found.significant else "")
+    return [ratio, p, f"{least:.3f}" if np.isfinite(least) else "-"]
 
 
 def _power(plan: Plan, runs: Runs) -> Table:
@@ -184,10 +189,10 @@ def _power(plan: Plan, runs: Runs) -> Table:
             found = [statistics.compare(*(own[i : i + size] for own in times)) for i in starts]
             if found:
                 count = sum(one.significant for one in found)
-                half = statistics.threshold(*times, size)
+                least = statistics.detectable([times], size)
                 own = [network, str(ranks), FRAMEWORKS[name].title, str(size)]
-                rows.append([*own, f"{count} of {len(found)}", f"{100 * half:.1f}"])
-    columns = ("network", "ranks", "framework", "pairs", "significant", "% found every second time")
+                rows.append([*own, f"{count} of {len(found)}", f"{least:.3f}"])
+    columns = ("network", "ranks", "framework", "pairs", "significant", "detectable")
     return f"Comparisons with {reference} of so many repetitions", columns, rows
 
 
@@ -288,7 +293,9 @@ def _incomplete(plan: Plan, runs: Runs) -> list[str]:
     return [f"incomplete: {good} of {planned} runs{failed}"] if good < planned else []
 
 
-def _disturbed(runs: Runs) -> list[str]:
+def _disturbed(plan: Plan, runs: Runs) -> list[str]:
+    if not plan.disturbed:
+        return ["runs beside other programs were not repeated"]
     repeated = sum(run["repeated"] for run in runs)
     still = sum(run["disturbed"] for run in runs)
     return [

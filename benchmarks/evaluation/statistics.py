@@ -25,6 +25,9 @@ MIN_PAIRS = 5
 """Pairs of a test. A star requires at least 11, because 2 of 2**n choices of signs have the largest
 sum."""
 
+POWER, DRAWS = 0.8, 200
+"""Of `detectable`: the share of experiments in which a difference is found, and their number."""
+
 STEPS = 20_000
 """Steps of the sum that `sign_test` distinguishes."""
 
@@ -86,10 +89,13 @@ def compare_cells(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> C
     Fisher: The Design of Experiments, 1935, section 21.
     """
     logs = [np.log(first) - np.log(second) for first, second in cells]
-    scaled = [own / (np.sqrt(np.mean(own**2)) or 1.0) for own in logs]
     each = np.concatenate(logs)
-    ratio = Interval(*np.exp(mean(each)))
-    return Comparison(ratio, sign_test(np.concatenate(scaled)), len(each))
+    return Comparison(Interval(*np.exp(mean(each))), _p(logs), len(each))
+
+
+def _p(logs: Sequence[np.ndarray]) -> float:
+    scaled = [own / (np.sqrt(np.mean(own**2)) or 1.0) for own in logs]
+    return sign_test(np.concatenate(scaled))
 
 
 def sign_test(values: np.ndarray) -> float:
@@ -111,21 +117,35 @@ def sign_test(values: np.ndarray) -> float:
     return min(float(share[abs(sums) >= abs(weights.sum())].sum()), 1.0)
 
 
-def threshold(first: Sequence[float], second: Sequence[float], pairs: int) -> float:
-    """Return the relative difference that so many pairs find significant every second time.
+def detectable(cells: Sequence[tuple[Sequence[float], Sequence[float]]], pairs: int = 0) -> float:
+    """Return the smallest ratio that `compare_cells` finds significant with a power of 80 %.
 
-    It is that of the t test; infinite for fewer pairs than a significant difference requires.
+    The test is applied to `DRAWS` experiments whose logarithms of ratios are normal, with the
+    standard deviation of each cell. Infinite if the pairs are too few for a significant difference,
+    or if a cell has no second pair.
 
     Parameters
     ----------
-    first, second : sequence of float
-        Times of two programs in pairs, from whose ratios the variation is estimated.
-    pairs : int
+    cells : sequence of pairs of sequences
+        As in `compare_cells`; their variation is estimated from them.
+    pairs : int, default 0
+        Of each cell of the experiments; 0: as many as it has here.
     """
-    if 2.0 ** (1 - pairs) >= SIGNIFICANT:
+    logs = [np.log(first) - np.log(second) for first, second in cells]
+    counts = [pairs or len(own) for own in logs]
+    if 2.0 ** (1 - sum(counts)) >= SIGNIFICANT or min(map(len, logs)) < 2:
         return float("inf")
-    spread = np.std(np.log(first) - np.log(second), ddof=1)
-    return float(stats.t.ppf(1 - SIGNIFICANT / 2, pairs - 1) * spread / np.sqrt(pairs))
+    rng, spreads = np.random.default_rng(0), [np.std(own, ddof=1) for own in logs]
+    noise = [
+        [spread * rng.standard_normal(count) for spread, count in zip(spreads, counts, strict=True)]
+        for _ in range(DRAWS)
+    ]
+    low, high = 0.0, 10 * max(spreads)  # with which all signs are the same
+    for _ in range(10):
+        middle = (low + high) / 2
+        found = sum(_p([own + middle for own in drawn]) < SIGNIFICANT for drawn in noise)
+        low, high = (low, middle) if found >= POWER * DRAWS else (middle, high)
+    return float(np.exp(high))
 
 
 def variation(

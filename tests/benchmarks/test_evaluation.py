@@ -15,6 +15,7 @@ from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
 from benchmarks.evaluation import statistics
 from benchmarks.evaluation.__main__ import PLANS, main
+from benchmarks.evaluation.frameworks import COSTS, FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.observations import time_to
 from benchmarks.evaluation.plan import Plan
@@ -87,7 +88,15 @@ def test_nothing_is_downloaded_unless_it_is_asked_for(tmp_path, capsys, monkeypa
     plan = write(tmp_path / "plan.yaml", SMALL.replace("[pydtnn]", "[pydtnn, jax]"))
     out, environments = tmp_path / "out", tmp_path / "env"
     arguments = ["run", str(plan), "--output", str(out), "--environments", str(environments)]
+    size, minutes = COSTS["jax"]
     packages = f"jax==0.10.2, optax, numpy in {environments / 'jax'}"
+    packages += f" (about {size} MB, {minutes} min)"
+    assert {one.environment for one in FRAMEWORKS.values() if one.packages} == {*COSTS}
+    assert main(arguments) == 1
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: print(question) or "n")
+    assert main(arguments) == 1
+    assert capsys.readouterr().out == f"install {packages}? [y/N] \n"
     assert main(arguments) == 1
     assert f"got none for {packages}; add --install" in capsys.readouterr().err
     assert main([*arguments, "--dry-run"]) == 0
@@ -126,7 +135,7 @@ def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_tes
     assert np.isnan(few.p)
     assert not few.significant
     assert statistics.compare([31.92] * 5, [1.0] * 5).p == 2 / 2**5
-    assert statistics.threshold([1.0, 1.1], [1.0, 1.0], 10) == np.inf
+    assert statistics.detectable([([1.0, 1.1], [1.0, 1.0])], 10) == np.inf
     assert statistics.compare([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).ratio == (1.0, 1.0, 1.0)
     assert statistics.compare_cells([([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * 2).p == 1
     values = statistics.mean(np.arange(5.0))
@@ -137,6 +146,49 @@ def test_a_p_is_the_share_of_all_choices_of_signs():
     values = np.random.default_rng(7).normal(size=8)
     sums = [abs(np.dot(values, signs)) for signs in product((1, -1), repeat=8)]
     assert statistics.sign_test(values) == np.mean(np.array(sums) >= abs(values.sum()) * (1 - 1e-9))
+
+
+@pytest.mark.long
+@each("number", range(1, 11))
+def test_equal_programs_are_called_different_at_most_at_the_nominal_rate(number):
+    """Steps of 1 ms to 1 s, noise of 0.1 to 10 % with outliers, and a machine of changing speed."""
+    for pairs in range(1, 11):
+        rng = np.random.default_rng(100 * number + pairs)
+        p = []
+        for _ in range(1000):
+            steps, spreads = 10 ** rng.uniform([[-3], [-3]], [[0], [-1]], (2, number))
+            machine = rng.lognormal(0, 0.1, (number, pairs))
+            noise = spreads[:, None] * rng.standard_t(3, (2, number, pairs))
+            first, second = steps[:, None] * machine * np.exp(noise)
+            p.append(statistics.compare_cells([*zip(first, second, strict=True)]).p)
+        for rate in (statistics.SIGNIFICANT, 0.01, 0.05):
+            alarms = np.count_nonzero(np.array(p) < rate)
+            assert alarms <= stats.binom.ppf(1 - 1e-6, 1000, rate)  # of 100 cells and 3 rates
+
+
+def spread(rng: np.random.Generator, deviation: float, pairs: int, factor: float = 1.0) -> tuple:
+    """Return times whose ratios have exactly this deviation, if `factor` is 1; else on average."""
+    own = rng.standard_normal(pairs)
+    own *= deviation / (own.std(ddof=1) if factor == 1 else 1)
+    return factor * np.exp(own), np.ones(pairs)
+
+
+def test_eleven_pairs_find_a_ratio_if_all_have_its_sign():
+    least = statistics.detectable([spread(np.random.default_rng(0), 0.01, 11)])
+    assert np.log(least) == pytest.approx(0.01 * stats.norm.ppf(0.8 ** (1 / 11)), rel=0.05)
+
+
+@pytest.mark.long
+@each("pairs", [(15,), (5,) * 6])
+def test_a_ratio_that_a_plan_can_find_is_found_four_times_of_five(pairs):
+    rng, deviations = np.random.default_rng(3), 0.01 * np.arange(1, len(pairs) + 1)
+    cells = [*zip(deviations, pairs, strict=True)]
+    least = statistics.detectable([spread(rng, *cell) for cell in cells])
+    found = [
+        statistics.compare_cells([spread(rng, *cell, least) for cell in cells]).significant
+        for _ in range(400)
+    ]
+    assert np.mean(found) == pytest.approx(statistics.POWER, abs=0.08)  # of 200 and 400 draws
 
 
 def test_variation_is_that_of_jains_example():
@@ -292,7 +344,7 @@ def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path):
     report = (out / "report.md").read_text()
     assert "Accuracy on the test set of digits after 3 epochs" in report
     assert "All networks and ranks together" in report
-    assert "| Horovod with PyTorch | 0.28.1 | compiled as C++14" in report
+    assert "| LBANN | - | not on PyPI" in report
     rows = (out / "observations.csv").read_text().splitlines()
     assert sum(",accuracy," in row for row in rows) == 12
     assert sum(",time to accuracy," in row for row in rows) == 4

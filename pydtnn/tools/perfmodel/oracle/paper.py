@@ -100,8 +100,9 @@ class Paper:
             raise ValueError(f"axes: expected values of {', '.join(SWEEPS)}, got none; add some")
         if self.measured and self.draw != DRAWN[1]:
             raise ValueError(f"measured: expected draw: {DRAWN[1]}, got {self.draw}; correct it")
-        if len({work.ranks for work in self.works}) != 1:
-            raise ValueError("strategies: expected some with equal numbers of ranks; correct them")
+        ranks = {work.strategy: work.ranks for work in self.works}
+        if len(ranks) < len(self.strategies) or len({*ranks.values()}) != 1:
+            raise ValueError("strategies: expected different ones for as many ranks; correct them")
         for one in self.measured:
             mesh_of("measured", one.strategy)
 

@@ -116,14 +116,13 @@ class Paper:
     def limits(self, backend: Backend) -> dict[str, table.Limit]:
         """Return the limit of the first axis of each strategy, by the label of the strategy."""
         known = {one.kind: one for one in table.find_limits(self.works[0], backend)}
-        if self.batch_per_rank:
-            del known["data"]
-        found = {label(work): (known.get(first_axis(work)), work) for work in self.works}
-        return {
-            name: replace(one, kind=name, ranks=one.ranks * work.ranks // work.axes[one.kind])
-            for name, (one, work) in found.items()
-            if one
-        }
+        found: dict[str, table.Limit] = {}
+        for name, work in ((label(work), work) for work in self.works):
+            one = known.get(first_axis(work))
+            if one and not (one.kind == "data" and self.batch_per_rank):
+                ranks = one.ranks * work.ranks // work.axes[one.kind]
+                found[name] = replace(one, kind=name, ranks=ranks)
+        return found
 
     def measured_with(self, work: Workload) -> float:
         """Return the speed-up that was measured with a strategy; nan if it was not."""

@@ -92,7 +92,7 @@ torch: $(READY)
 parity: torch
 	$(RUN) -m pytest tests/parity $(PYTEST_FLAGS)
 
-# Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators, kernels.
+# Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators, kernels, predictions.
 fuzz: torch
 	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(DAY) $(PYTEST_FLAGS)
 

@@ -49,7 +49,7 @@ class Messages:
 
     def ahead(self, nbytes: float) -> float:
         """Return the time of a message to the next stage, in s."""
-        return sum(rows_of("to_next", self.groups["pipeline"], self.wires)[0].link(nbytes))
+        return sum(rows_of("to_next", self.groups["pipeline"], self.wires)[0].link(nbytes)[:2])
 
 
 class PassTimes(NamedTuple):

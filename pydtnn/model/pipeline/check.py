@@ -291,11 +291,11 @@ def source_of(action: Action, stages: int) -> int | None:
     return source if action.direction and 0 <= source < stages else None
 
 
-def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 0.0) -> Timetable:
+def carry_out(plan: Plan, time: Callable[[Action], StageTime]) -> Timetable:
     """Carry out the actions of all ranks, each as soon as its message has arrived.
 
     Messages do not delay the rank that sends them, and take no time between stages of one rank.
-    Those of a rank pass its link one after the other, which is busy except for the latency.
+    Those of a rank pass its link one after the other.
 
     Parameters
     ----------
@@ -303,8 +303,6 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
         The actions of every rank.
     time : callable
         Returns the times of an action's stage for its micro-batch.
-    latency : float, optional
-        Part of the time of a message.
 
     Raises
     ------
@@ -341,7 +339,7 @@ def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 
                     sent = end
                     if owners.of(to, number) != rank:
                         sent = max(end, free[rank]) + own.message(action)
-                        free[rank] = sent - latency
+                        free[rank] = sent
                     arrivals[to, way, number] = sent
                 position[rank] += 1
                 progress = True

@@ -16,7 +16,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
-from pydtnn.utils.request import Request
+from pydtnn.utils.request import Completed, Request
 
 
 class ShardedGradients(ShardedOptimizer):
@@ -118,6 +118,7 @@ class ShardedParameters(ShardedGradients):
             self.start_gather(bucket)
         for bucket in now:
             self._gathered[bucket.index].wait()
+            self._gathered[bucket.index] = Completed()  # not to be waited for before each layer
 
     def start_gather(self, bucket: Bucket) -> None:
         """Start to gather what layers read of a bucket, unless this rank has it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +15,7 @@ from pydtnn.tools.perfmodel.compression import Compression
 from pydtnn.tools.perfmodel.outline import BucketOutline, Start
 from pydtnn.tools.perfmodel.overlap import Round
 from pydtnn.tools.perfmodel.patterns import (
+    PIECE,
     AxisGroups,
     Processing,
     RoundCosts,
@@ -22,6 +24,7 @@ from pydtnn.tools.perfmodel.patterns import (
     rounds_of,
     rows_of,
 )
+from pydtnn.tools.perfmodel.pipelines import StageMessage
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.training.workload import SHARDED, Workload
 
@@ -50,8 +53,8 @@ class MessageCosts:
     ) -> None:
         self.platform, self.work, self.compression = platform, work, compression
         self.slowdown, messages = platform.slowdown(work.ranks), platform.messages
-        add, copy = (1 / rate if rate else 0.0 for rate in (messages.add, messages.copy))
-        self.processing = Processing(messages.call * self.slowdown, add, copy)
+        add, copied = (1 / rate if rate else 0.0 for rate in (messages.add, messages.copy))
+        self.processing = Processing(messages.call * self.slowdown, add, copied)
         self.wires = Wires.of(platform, work.ranks)
         per_host = platform.cluster.ranks_per_host
         axes = {axis: (n, work.stride(axis)) for axis, n in work.axes.items()}
@@ -62,9 +65,18 @@ class MessageCosts:
         if stages > 1 and len(placement(schedule, stages).paths) > 1:  # with the same stages
             axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
         self.groups = {axis: AxisGroups(*own, per_host, work.ranks) for axis, own in axes.items()}
-        if work.stages > 1 and SHARD in self.groups:  # stages gather at different times
-            self.groups[SHARD] = self.groups[SHARD]._replace(alone=True)
         self.sum = lru_cache(maxsize=None)(self._sum)
+
+    def at(self, axis: str, place: int) -> MessageCosts:
+        """Return those of ranks at a place along an axis: their groups do not wait for others."""
+        along = {"data": ("data", SHARD, COPIES), PIPELINE: (PIPELINE, OPPOSITE)}[axis]
+        stage, own = (place, self.work.stride(axis), self.work.axes[axis]), copy(self)
+        own.groups = {
+            name: groups if name in along else groups._replace(stage=stage)
+            for name, groups in self.groups.items()
+        }
+        own.sum = lru_cache(maxsize=None)(own._sum)
+        return own
 
     def _rows(self, pattern: str, axis: str) -> tuple[RoundCosts, ...]:
         return rows_of(pattern, self.groups[axis], self.wires)
@@ -115,15 +127,18 @@ class MessageCosts:
         if groups.ranks == 1:
             return ()
         rounds, sent = library_terms(kind, groups.ranks)
-        work, rows = self.processing.call, self._rows("around", axis)
+        work, rows = 0.0, self._rows("around", axis)
         if groups.hosts > 1:  # messages inside hosts are not the slowest
             latency, transfer = max(row.latency for row in rows), max(rows[0].alone, rows[0].shared)
+            spare = max(rows[0].alone - rows[0].shared, 0.0)
         else:
             latency, transfer = rows[0].local_latency, rows[0].local
-        transfer *= nbytes * sent
+            spare = transfer - rows[0].memory
+        transfer, spare = transfer * nbytes * sent, spare * nbytes * sent
         if kind == "allreduce" and groups.hosts == 1 and rate:  # processors add and copy
-            transfer, work = 0.0, work + self.slowdown * nbytes * (1 - 1 / groups.ranks) / rate
-        return (Round(rounds * latency, transfer, work),)
+            transfer, spare, work = 0.0, 0.0, self.slowdown * nbytes * (1 - 1 / groups.ranks) / rate
+        calls = self.processing.call
+        return (Round(rounds * latency, transfer, work, spare, calls=calls),)
 
     def along_data(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds in which gradients are exchanged along "data" while backward runs."""
@@ -184,11 +199,48 @@ class MessageCosts:
         call = self._library("broadcast", LOSSES, PIPELINE)
         return call * (1 + (self.work.ranks > self.work.stages))  # after pending sums of groups
 
-    def stage(self, nbytes: Sequence[float]) -> float:
-        """Return the time of the messages from one stage of a pipeline to the next, in s."""
-        (row,) = self._rows("to_next", PIPELINE)
-        # calls are part of the stages' time
-        return sum(self.processing.round(row, sum(nbytes), 0.0, max(nbytes, default=0.0)))
+    def replicas(self) -> dict[int, np.ndarray]:
+        """Return the ranks of copies of the network that are spread over hosts in different ways.
+
+        The keys are their places along "data", the smallest of each kind.
+        """
+        work, per_host = self.work, self.platform.cluster.ranks_per_host
+        ranks = np.arange(work.ranks)
+        places = ranks // work.stride("data") % work.data if work.data > 1 else 0 * ranks
+        every = np.argsort(places, kind="stable").reshape(work.data, -1)
+        moves = np.diff(every // per_host, axis=1) != 0
+        return {int(i): every[i] for i in sorted(np.unique(moves, axis=0, return_index=True)[1])}
+
+    def links(self, rank: int) -> tuple[Hashable, ...]:
+        """Return the links of the sums of a rank along "data" that those of others use, too."""
+        groups = self.groups.get("data")
+        host, place = divmod(rank, self.platform.cluster.ranks_per_host)
+        if groups is None or groups.hosts == 1:
+            return (("inside", host),) if self.wires.inside.shared else (("of", rank),)
+        return ("from", rail := place % self.wires.rails, host), ("to", rail, host)
+
+    def route(
+        self, sender: int, receiver: int, ranks: Sequence[int], nbytes: Sequence[float]
+    ) -> StageMessage:
+        """Return what messages of so many bytes between two of the ranks of a pipeline need."""
+        groups = self.groups[PIPELINE]._replace(pair=tuple(sorted((sender, receiver))))
+        (row,) = rows_of("to_next", groups, self.wires)
+        here, there = (ranks[one] // groups.per_host for one in (sender, receiver))
+        total, largest = sum(nbytes), max(nbytes, default=0.0)
+        posting = max(len(nbytes) - 1, 0) * self.processing.call
+        if here == there:
+            alone = largest / self.wires.inside.bandwidth
+            inside = (("inside", here),) if row.memory else ()
+            return StageMessage(
+                row.local_latency, alone, row.memory * total, inside, posting=posting
+            )
+        rail = ranks[sender] % groups.per_host % self.wires.rails
+        links = ("from", rail, here), ("to", rail, there)
+        copied, piece = (
+            self.processing.copy * one for one in (total, sum(min(n, PIECE) for n in nbytes))
+        )
+        alone, busy = row.alone * largest, row.shared * total
+        return StageMessage(row.latency, alone, busy, links, copied, piece, posting)
 
 
 @lru_cache(maxsize=4096)
@@ -198,4 +250,4 @@ def _chosen(groups: AxisGroups, nbytes: int) -> str:
 
 def duration(rounds: Sequence[Round]) -> float:
     """Return the time of rounds one after the other, in s."""
-    return sum(map(sum, rounds))
+    return sum(one.seconds for one in rounds)

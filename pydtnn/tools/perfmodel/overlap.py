@@ -8,6 +8,7 @@ assumed to be alike, so that one rank, its processor and its share of the links 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 MAX_ROUNDS = 32
@@ -24,12 +25,33 @@ class Round(NamedTuple):
     transfer : float
         Time for which the link is busy, in s.
     work : float
-        Time of the processor: calls, copies and additions, in s.
+        Time of the processor after the arrival: additions, in s.
+    spare : float
+        Part of `transfer` for which the links that others share are free, in s.
+    copied, piece : float
+        Time in which a processor copies what it sends and receives, and that of the last pieces,
+        which it does not copy while it waits for their arrival, in s.
+    calls : float
+        Time of the processor to post the messages, in s.
     """
 
     latency: float
     transfer: float
     work: float
+    spare: float = 0.0
+    copied: float = 0.0
+    piece: float = 0.0
+    calls: float = 0.0
+
+    def processing(self, waited: float) -> float:
+        """Return the time of the processor after the arrival, which it has waited for, in s."""
+        return self.work + self.copied - min(waited, self.copied - self.piece)
+
+    @property
+    def seconds(self) -> float:
+        """Time of the round alone, in s."""
+        travels = self.latency + self.transfer
+        return self.calls + travels + self.processing(travels)
 
 
 def merged(rounds: Sequence[Round]) -> tuple[Round, ...]:
@@ -41,29 +63,71 @@ def merged(rounds: Sequence[Round]) -> tuple[Round, ...]:
     return tuple(Round(*map(sum, zip(*group, strict=True))) for group in groups)
 
 
-class InFlight:
+class InTransit:
+    """Messages in transit, which share links equally with others for as long as both are.
+
+    Attributes
+    ----------
+    latency : float
+        Time after they have passed the links, in s.
+    began, passed, arrival : float
+        When they begin, when the shared links have transferred them, and when they arrive, in s.
+    """
+
+    latency = began = passed = arrival = 0.0
+
+    def begin(
+        self,
+        now: float,
+        latency: float,
+        alone: float,
+        busy: float,
+        links: Sequence[list[InTransit]],
+    ) -> None:
+        """Begin, with links that take the time `alone`, and shared ones that are `busy` for less.
+
+        `links` are the transfers of each of these.
+        """
+        others = {one: None for link in links for one in link if one.began <= now < one.passed}
+        others.pop(self, None)
+        self.latency, self.began, self.passed = latency, now, now + busy
+        for other in others:
+            both = min(busy, (other.passed - now) / len(others))
+            self.passed += both
+            other.passed += both
+            other.arrival = max(other.arrival, other.passed + other.latency)
+        self.arrival = max(now + alone, self.passed) + latency
+        for link in links:
+            link[:] = [one for one in link if one.passed > now and one is not self] + [self]
+
+
+class InFlight(InTransit):
     """A collective in progress.
 
     Attributes
     ----------
     left : list of Round
         Rounds that have not begun, the next one last.
-    passed, arrival : float
-        When the link has transferred the messages of the current round, and when they arrive, in s.
-    work : float
-        Work after their arrival, in s.
+    round : Round
+        The current one.
+    posted : float
+        When the calls for its messages end, in s.
     done : bool
     """
 
     def __init__(self, rounds: Sequence[Round]) -> None:
         self.left = list(reversed(rounds))
-        self.passed = self.arrival = 0.0
-        self.work = 0.0
+        self.round, self.posted = Round(0.0, 0.0, 0.0), 0.0
         self.done = not rounds
 
 
 class Channel:
     """The messages of a rank, with the time for which its links are busy.
+
+    Parameters
+    ----------
+    links : sequence of list of InTransit
+        The transfers of links that other ranks use, too; by default it has a link of its own.
 
     Attributes
     ----------
@@ -73,39 +137,39 @@ class Channel:
         Sum of the transfers so far, in s.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, links: Sequence[list[InTransit]] = ()) -> None:
         self.free = 0.0
         self.busy = 0.0
         self._active: list[InFlight] = []
+        self._links = links or ([],)
 
     def start(self, rounds: Sequence[Round], now: float) -> InFlight:
         """Start an operation."""
         operation = InFlight(merged(rounds))
+        operation.posted = now
         if not operation.done:
             self._active.append(operation)
             self._begin(operation, now)
         return operation
 
-    def _begin(self, operation: InFlight, now: float) -> None:
+    def _begin(self, operation: InFlight, now: float) -> float:
+        """Post the messages of the next round; return the time afterwards."""
         one = operation.left.pop()
-        for other in self._active:  # the link is shared equally for as long as both transfer
-            if other is not operation and other.passed > now:
-                delay = min(one.transfer, other.passed - now)
-                other.passed, other.arrival = other.passed + delay, other.arrival + delay
-        operation.passed = now + one.transfer + min(one.transfer, max(self.free - now, 0.0))
-        self.free = max(self.free, now) + one.transfer
+        operation.posted = now = now + one.calls
+        busy = one.transfer - one.spare
+        operation.begin(now, one.latency, one.transfer, busy, self._links)
+        self.free = max(self.free, now) + busy
         self.busy += one.transfer
-        operation.arrival = operation.passed + one.latency
-        operation.work = one.work
+        operation.round = one
+        return now
 
-    def _advance(self, operation: InFlight, now: float) -> float:
+    def _advance(self, operation: InFlight, now: float, waited: float = 0.0) -> float:
         """Complete a round whose messages have arrived, and begin the next; return the time."""
-        now += operation.work
+        now += operation.round.processing(waited)
         if operation.left:
-            self._begin(operation, now)
-        else:
-            operation.done = True
-            self._active.remove(operation)
+            return self._begin(operation, now)
+        operation.done = True
+        self._active.remove(operation)
         return now
 
     def poll(self, now: float) -> float:
@@ -118,22 +182,34 @@ class Channel:
     def wait(self, operation: InFlight, now: float) -> float:
         """Advance all operations until one is complete; return the time when it is."""
         while not operation.done:
-            first = min(self._active, key=lambda one: one.arrival)
-            now = self._advance(first, max(now, first.arrival))
+            now = self._await(min(self._active, key=lambda one: one.arrival), now)
         return now
+
+    def _await(self, operation: InFlight, now: float) -> float:
+        waited = max(operation.arrival - now, 0.0)
+        return self._advance(operation, now + waited, waited)
+
+    @property
+    def arrival(self) -> float:
+        """When the messages of the oldest operation arrive, in s; infinite if there is none."""
+        return self._active[0].arrival if self._active else inf
+
+    def proceed(self, now: float) -> float:
+        """Wait for messages of the oldest operation, as for sums of one group; return the time."""
+        return self.poll(self._await(self._active[0], now))
 
     def finish(self, now: float) -> float:
         """Advance all operations until they are complete; return the time when they are."""
         while self._active:
-            now = self.wait(self._active[0], now)
+            now = self.proceed(now)
         return now
 
     def pending(self, now: float) -> tuple[float, float]:
         """Return the time of transfers and of work that are still to come, in s."""
         left = [one for operation in self._active for one in operation.left]
         transfers = max(self.free - now, 0.0) + sum(one.transfer for one in left)
-        own = sum(operation.work for operation in self._active)
-        return transfers, own + sum(one.work for one in left)
+        own = [*left, *(operation.round for operation in self._active)]
+        return transfers, sum(one.calls + one.processing(0.0) for one in own)
 
     def skip(self, time: float, busy: float, transfers: float, work: float, now: float) -> None:
         """Let time pass in which as much starts as is completed, and more if so much is added."""

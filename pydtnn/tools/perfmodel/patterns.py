@@ -34,6 +34,9 @@ from pydtnn.tools.perfmodel.topology import Topology
 MANY_RANKS = 64
 """Ranks of a group up to which all messages between any two of them are followed."""
 
+PIECE = 1 << 16
+"""Bytes of a message that are copied after the last of them has arrived."""
+
 LIBRARY = {"allreduce": 2.0, "reduce_scatter": 1.0, "allgather": 1.0, "broadcast": 1.0}
 """How many times (P - 1) / P of an array's bytes pass the slowest link in a call of an MPI library;
 others pass none."""
@@ -116,19 +119,26 @@ class AxisGroups(NamedTuple):
         Ranks of all groups on a host, next to each other.
     total : int
         Ranks of the job.
-    alone : bool
-        Whether a group communicates while others do not.
+    stage : tuple of int
+        Of the groups that communicate, a position of their ranks along another axis, its stride and
+        its ranks; empty if all groups do.
+    pair : tuple of int
+        The two ranks of each group that communicate; empty if all do.
     """
 
     ranks: int
     stride: int
     per_host: int
     total: int
-    alone: bool = False
+    stage: tuple[int, ...] = ()
+    pair: tuple[int, ...] = ()
 
     @property
     def members(self) -> np.ndarray:
-        """The ranks of each group, (groups, ranks): of groups on the most hosts, which are last."""
+        """The ranks of each group, (groups, ranks): of groups on the most hosts, which are last.
+
+        With a `pair`, those of all groups.
+        """
         return _members(self)
 
     @property
@@ -151,10 +161,14 @@ def _hosts(groups: AxisGroups) -> int:
 def _members(groups: AxisGroups) -> np.ndarray:
     numbers = np.arange(groups.total).reshape(-1, groups.ranks, groups.stride)
     every = numbers.transpose(0, 2, 1).reshape(-1, groups.ranks)
+    if groups.pair:
+        return every[:, groups.pair]
+    if groups.stage:
+        position, stride, ranks = groups.stage
+        every = every[every[:, 0] // stride % ranks == position]
     changes = np.diff(np.sort(every // groups.per_host, axis=1), axis=1) > 0
     spread = changes.sum(axis=1)
-    widest = every[spread == spread.max()]
-    return widest[:1] if groups.alone else widest
+    return every[spread == spread.max()]
 
 
 class Wires(NamedTuple):
@@ -196,9 +210,11 @@ class RoundCosts(NamedTuple):
         card or link.
     local_latency, local : float
         Latency, and time for each byte, of messages inside a host.
+    memory : float
+        Part of `local` for which the memory of the busiest host is.
     calls, added, copied : float
         Messages that the rank with the most of all rows sends and receives; what a rank adds, and
-        what it sends to other hosts, in arrays.
+        what it sends to other hosts and receives from them, in arrays.
     """
 
     latency: float = 0.0
@@ -206,21 +222,19 @@ class RoundCosts(NamedTuple):
     shared: float = 0.0
     local_latency: float = 0.0
     local: float = 0.0
+    memory: float = 0.0
     calls: float = 0.0
     added: float = 0.0
     copied: float = 0.0
 
-    def link(self, nbytes: float, largest: float | None = None) -> tuple[float, float]:
-        """Return the latency, and the time for which the link is busy, in s.
-
-        `largest` is the length of the longest of several arrays that are sent together.
-        """
-        inside = self.local * nbytes
+    def link(self, nbytes: float) -> tuple[float, float, float]:
+        """Return the latency, the time of the transfer, and that in which links are free, in s."""
+        inside, memory = self.local * nbytes, self.memory * nbytes
         if not self.shared:
-            return self.local_latency, inside
-        longest = self.alone * (nbytes if largest is None else largest)
-        transfer = max(longest, self.shared * nbytes)
-        return self.latency, max(transfer, self.local_latency + inside - self.latency)
+            return self.local_latency, inside, inside - memory
+        busy = max(self.shared * nbytes, memory)
+        transfer = max(self.alone * nbytes, busy, self.local_latency + inside - self.latency)
+        return self.latency, transfer, transfer - busy
 
 
 class Processing(NamedTuple):
@@ -230,13 +244,15 @@ class Processing(NamedTuple):
     add: float = 0.0
     copy: float = 0.0
 
-    def round(
-        self, row: RoundCosts, nbytes: float, parts: float, largest: float | None = None
-    ) -> Round:
+    def round(self, row: RoundCosts, nbytes: float, parts: float) -> Round:
         """Return the round of a row, each message of which takes calls for so many parts."""
-        work = parts * self.call * row.calls
-        work += nbytes * (self.add * row.added + self.copy * row.copied)
-        return Round(*row.link(nbytes, largest), work)
+        messages = parts * row.calls
+        calls, work = messages * self.call, nbytes * self.add * row.added
+        latency, transfer, spare = row.link(nbytes)
+        copied = nbytes * row.copied
+        piece = min(copied, PIECE * messages)
+        copying = self.copy * copied, self.copy * piece
+        return Round(latency, transfer, work, spare, *copying, calls)
 
 
 def ring_seconds(kind: str, groups: AxisGroups, wires: Wires, nbytes: float) -> float:
@@ -309,15 +325,17 @@ def _to_all_row(groups: AxisGroups, wires: Wires) -> RoundCosts:
     near = float((here * (here - 1)).sum(axis=0).max()) / ranks
     ways = count * (ranks - here), here * (count.sum(axis=1, keepdims=True) - count)
     far = max(float(one.sum(axis=0).max()) for one in ways) / ranks  # sent and received
-    local = max(1 / ranks / inside.bandwidth, near / inside.shared if inside.shared else 0.0)
+    memory = near / inside.shared if inside.shared else 0.0
+    local = max(1 / ranks / inside.bandwidth, memory)
     return RoundCosts(
         latency=between.latency,
         alone=1 / ranks / between.bandwidth,
         shared=far / (between.shared or between.bandwidth),
         local_latency=inside.latency if near else 0.0,
         local=local if near else 0.0,
+        memory=memory,
         calls=2.0 * (ranks - 1),
-        copied=(ranks - float(here[here > 0].min())) / ranks,
+        copied=2 * (ranks - float(here[here > 0].min())) / ranks,
     )
 
 
@@ -342,7 +360,7 @@ def rounds_of(
 ) -> tuple[Round, ...]:
     """Return the rounds of a pattern for an array of so many bytes, at most `MAX_ROUNDS`."""
     return tuple(
-        Round(*(sum(n * one[i] for one, n in times) for i in range(3)))
+        Round(*(sum(n * one[i] for one, n in times) for i in range(len(Round._fields))))
         for rows in _merged_rows(pattern, groups, wires)
         for times in [[(processing.round(row, nbytes, parts), n) for row, n in rows]]
     )
@@ -364,7 +382,7 @@ def _work(row: MessageRow, groups: AxisGroups) -> np.ndarray:
     kinds: tuple[tuple[np.ndarray, np.ndarray | None], ...] = (
         (np.concatenate([senders, receivers]), None),
         (receivers, adds),
-        (senders, shares * far),
+        (np.concatenate([senders, receivers]), np.tile(shares * far, 2)),
     )
     return np.stack([np.bincount(keys, amounts, groups.total) for keys, amounts in kinds])
 
@@ -379,6 +397,7 @@ def _row(row: MessageRow, per_host: int, wires: Wires) -> RoundCosts:
         capacity = _most(here[near], shares[near]) / inside.shared if inside.shared else 0.0
         found["local_latency"] = inside.latency
         found["local"] = max(shares[near].max() / inside.bandwidth, capacity)
+        found["memory"] = capacity
     if far.any():
         between, shares = wires.between, shares[far]
         rail = senders[far] % per_host % wires.rails

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import astuple, replace
 from functools import cache, lru_cache
-from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any
 
 import numpy as np
@@ -16,23 +16,18 @@ from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.model.pipeline.check import (
-    StageTime,
-    Timetable,
-    carry_out,
-    check,
-    max_in_flight,
-    plan_of,
-)
-from pydtnn.model.pipeline.schedules import Action, is_asynchronous, placement
+from pydtnn.model.pipeline.check import Plan, Timetable, check, max_in_flight, plan_of
+from pydtnn.model.pipeline.schedules import LAST, Action, Owners, is_asynchronous, placement
 from pydtnn.tools.perfmodel import timing
 from pydtnn.tools.perfmodel.blocks import MOST, EqualBlocks
 from pydtnn.tools.perfmodel.compression import find_compression
 from pydtnn.tools.perfmodel.compute import ComputeCosts
 from pydtnn.tools.perfmodel.dry_step import DryStep, Irregular
 from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
-from pydtnn.tools.perfmodel.outline import MemoryOutline, Outline
+from pydtnn.tools.perfmodel.outline import BucketReady, MemoryOutline, Outline, StageBytes
+from pydtnn.tools.perfmodel.overlap import InTransit
 from pydtnn.tools.perfmodel.patterns import AxisGroups
+from pydtnn.tools.perfmodel.pipelines import StageMessage, follow
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import (
     LayerTime,
@@ -41,7 +36,7 @@ from pydtnn.tools.perfmodel.prediction import (
     RankPrediction,
     StepTime,
 )
-from pydtnn.tools.perfmodel.timing import Tables
+from pydtnn.tools.perfmodel.timing import StepClock, Tables
 from pydtnn.tools.perfmodel.workload_rank import first_unknown
 from pydtnn.training.batch_checks import DEFAULT_PER_RANK
 from pydtnn.training.workload import SHARDED, Workload
@@ -229,7 +224,16 @@ class Projector:
         if work.stages > 1:
             return self._project_stages(work, messages)
         tables = self.tables(work)
-        step = timing.step_time(tables, messages, _sizes_of(work, work.accumulation))
+        places = messages.replicas()
+        steps = (
+            timing.step_time(
+                tables,
+                messages if len(places) == 1 else messages.at("data", place),
+                _sizes_of(work, work.accumulation, place),
+            )
+            for place in places
+        )
+        step = max(steps, key=lambda step: step.seconds)
         memory = self._memory(messages, tables.outline, samples, 1)
         return self._complete(work, step, [memory], [tables])
 
@@ -289,8 +293,10 @@ class Projector:
                 self._parts[key] = None
             else:
                 kept = self._memory(messages, tables.outline, samples, 1).activations
-                layers = timing.pass_time(tables, messages, samples, 0).layers
-                self._parts[key] = layers, kept, tables.outline.memory
+                clock = StepClock(tables, messages, samples)
+                for kind in ("forward", "backward"):
+                    clock.act(kind, 0, samples)
+                self._parts[key] = clock.layers(), kept, tables.outline.memory
         return self._parts[key]
 
     def _complete(
@@ -342,78 +348,45 @@ class Projector:
         ranks = work.stages
         most = work.micro_batches or DEFAULT_PER_RANK * ranks
         sizes = _sizes_of(work, most)
-        own = sizes[0]
         plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
-        owners = placement(work.pipeline_schedule, ranks)
-        two = OPPOSITE in messages.groups  # directions
         tables = [self.tables(work, rank) for rank in range(ranks)]
-        passes: dict[tuple[int, int], timing.PassTime] = {}  # by stage and samples
-        times: dict[tuple[int, int], StageTime] = {}
-        pass_time, exposed_of = cache(timing.pass_time), cache(timing.gradients_exposed)
-        for rank, table in enumerate(tables):
-            stages = zip(owners.stages_of(rank), table.outline.transfers, strict=True)
-            for (part, (stage, values)), n in product(enumerate(stages), {*sizes}):
-                passes[stage, n] = one = pass_time(table, messages, n, part)
-                sides = zip((-1, 1), values, strict=True)
-                far = [len(v) for to, v in sides if v and owners.of(stage) != owners.of(stage + to)]
-                calls = sum(far) * messages.processing.call  # of each value
-                back, ahead = (messages.stage([n * each for each in side]) for side in values)
-                times[stage, n] = StageTime(
-                    one.forward + calls, one.backward + calls, ahead, back, one.parameters
-                )
+        stages = _Stages(plan, placement(work.pipeline_schedule, ranks), tables, messages)
         counts = [
             Counter((a.stage, sizes[a.micro_batch]) for a in actions if a.kind == "forward")
             for actions in plan
         ]
         computed = [
-            sum(n * (passes[key].forward + passes[key].backward) for key, n in own.items())
-            for own in counts
+            sum(times * sum(stages.alone(rank, *key)[0].values()) for key, times in own.items())
+            for rank, own in enumerate(counts)
         ]
         slowest = computed.index(max(computed))
-        last = {actions[-1]: rank for rank, actions in enumerate(plan)}
-        sums = []  # within the last action of a rank, and after it
-        for (_, number, _), rank in last.items():
-            alone = sum(passes[s, sizes[number]].backward for s in owners.stages_of(rank))
-            given = tables[rank], messages, sizes[number], alone
-            sums.append(exposed_of(*given, overlap=not two))
-
-        def time(action: Action) -> StageTime:
-            own = times[action.stage, sizes[action.micro_batch]]
-            if action not in last:
-                return own
-            within = sums[last[action]][0]
-            later = own.parameters or 0.0
-            return own._replace(backward=own.backward + within, parameters=later + within)
-
-        line = carry_out(plan, time, messages.stage([0.0]))
-        exposed = [after for _, after in sums]
-        if two:
-            for rank, table in enumerate(tables):
-                exposed[rank] += _opposite_exposed(line, rank, messages, table.outline)
         updates = [timing.update_seconds(one, messages) for one in tables]
-        begins = {event.rank: event.begin for event in reversed(line.events)}
-        meeting = duration(messages.meetings)
-        added, met = sums[slowest][0] + exposed[slowest] - meeting, max(line.ends) + meeting
-        end = max(  # others have begun the next step when a rank with later stages does
-            max(line.ends[k] + exposed[k], met) + updates[k] - begins[k] for k in range(ranks)
-        )
+        replicas = [
+            (_sizes_of(work, most, place), stages.members(own))
+            for place, own in messages.replicas().items()
+        ]
+        ends = [(stages.run(*one, updates), one) for one in replicas]
+        (end, after, exposed, sent), replica = max(ends, key=lambda one: one[0][0])
+        if max(after) > 1e-3 * end:  # ranks begin the next step at other times
+            end, after, exposed, sent = stages.run(*replica, np.add(updates, after).tolist())
         layers: dict[str, Any] = defaultdict(lambda: np.zeros(4))
-        busy = 0.0
+        busy = sent[slowest]
         for key, n in counts[slowest].items():
-            busy += n * (passes[key].busy + 2 * times[key].ahead)
-            for layer in passes[key].layers:
+            _, own, transfers = stages.alone(slowest, *key)
+            busy += n * transfers
+            for layer in own:
                 layers[layer.name] += n * np.array(astuple(layer)[1:])
         step = StepTime(
             tuple(LayerTime(name, *parts.tolist()) for name, parts in layers.items()),
-            other=messages.slowdown * tables[slowest].step(own),
+            other=messages.slowdown * tables[slowest].step(sizes[0]),
             update=updates[slowest],
-            gradients_exposed=added if added > 1e-12 else 0.0,  # less is rounding
+            gradients_exposed=exposed[slowest],
             busy=busy,
         )
         working = step.seconds - step.other
         step = replace(step, idle=max(end - working, 0.0))
         memories = [
-            self._memory(messages, one.outline, own, max_in_flight(actions))
+            self._memory(messages, one.outline, sizes[0], max_in_flight(actions))
             for one, actions in zip(tables, plan, strict=True)
         ]
         return self._complete(work, step, memories, tables)
@@ -427,9 +400,130 @@ def _equal_stages(schedule: Any, ranks: int, micro_batches: int) -> tuple[float,
     return one, min(line.in_flight[0] / micro_batches, 1.0)
 
 
-def _sizes_of(work: Workload, micro_batches: int) -> list[int]:
-    """Return the samples of the micro-batches of the first rank, which are nearly equal."""
-    _, shards = assign_shards(work.batch, work.data * micro_batches, 0, work.data)
+class _Stages:
+    """The ranks of a pipeline."""
+
+    def __init__(
+        self, plan: Plan, owners: Owners, tables: Sequence[Tables], messages: MessageCosts
+    ) -> None:
+        self.plan, self.owners, self.tables, self.messages = plan, owners, tables, messages
+        self.two = OPPOSITE in messages.groups  # directions
+        stride, per_host = messages.work.stride(PIPELINE), messages.platform.cluster.ranks_per_host
+        places = range(len(tables))
+        self.costs = [  # those of an earlier one with as many ranks of its groups on each host
+            messages.at(PIPELINE, next(k for k in places if (rank - k) * stride % per_host == 0))
+            for rank in places
+        ]
+        self.alone = lru_cache(maxsize=None)(self._alone)
+        self.lasts = {
+            (rank, action.stage): action
+            for rank, actions in enumerate(plan)
+            for action in actions
+            if action.kind in LAST and not self.two
+        }
+
+    def members(self, ranks: np.ndarray) -> list[int]:
+        """Return a rank of each place along the pipeline, among some."""
+        work = self.messages.work
+        places = ranks // work.stride(PIPELINE) % work.stages
+        return [int(ranks[places == k][0]) for k in range(work.stages)]
+
+    def clock(self, rank: int, links: Sequence[list[InTransit]] = ()) -> StepClock:
+        return StepClock(self.tables[rank], self.costs[rank], 1, links)
+
+    def _calls(self, rank: int, stage: int, side: int) -> float:
+        """Return the time to post the values between a stage and one beside it, in s."""
+        values, to = self._values(rank, stage)[side], stage + 2 * side - 1
+        if not values or self.owners.of(stage) == self.owners.of(to):
+            return 0.0
+        return len(values) * self.messages.processing.call
+
+    def _values(self, rank: int, stage: int) -> StageBytes:
+        return self.tables[rank].outline.transfers[self._part(rank, stage)]
+
+    def _part(self, rank: int, stage: int) -> int:
+        return self.owners.stages_of(rank).index(stage)
+
+    def _alone(
+        self, rank: int, stage: int, samples: int
+    ) -> tuple[dict[str, float], tuple[LayerTime, ...], float]:
+        """Return the times of actions without sums, those of layers, and that of transfers."""
+        clock, part = self.clock(rank), self._part(rank, stage)
+        times = {
+            kind: clock.act(kind, part, samples) + self._calls(rank, stage, side)
+            for kind, side in (("forward", 1), ("backward", 0))
+        }
+        layers, inputs = clock.layers(), times["backward"] - clock.later
+        times |= {"backward_inputs": inputs, "backward_parameters": clock.later}
+        return times, layers, clock.channel.busy
+
+    def run(
+        self, samples: Sequence[int], members: Sequence[int], begins: Sequence[float]
+    ) -> tuple[float, list[float], list[float], list[float]]:
+        """Follow a step of the ranks `members`, which begin it one after the other.
+
+        Returns
+        -------
+        end : float
+            When all have met.
+        after, exposed, busy : list of float
+            For how long sums delay each rank then; the time of sums that it does not compute in;
+            and that of its messages to other stages.
+        """
+        links: dict[Hashable, list[InTransit]] = defaultdict(list)
+        clocks = [
+            self.clock(rank, [links[key] for key in self.costs[rank].links(member)])
+            for rank, member in enumerate(members)
+        ]
+
+        def seconds(rank: int, action: Action, begin: float) -> float:
+            kind, number, stage = action
+            last = self.lasts.get((rank, stage)) == action
+            if not last and not clocks[rank].gathers:
+                return self.alone(rank, stage, samples[number])[0][kind]
+            clocks[rank].now = begin
+            sent = action.direction > 0
+            calls = self._calls(rank, stage, sent) if action.direction else 0.0
+            return calls + clocks[rank].act(kind, self._part(rank, stage), samples[number], last)
+
+        @cache
+        def route(rank: int, stage: int, direction: int, n: int, to: int) -> StageMessage:
+            values = self._values(rank, stage)[direction > 0]
+            return self.messages.route(rank, to, members, [n * each for each in values])
+
+        def message(action: Action, rank: int, to: int) -> StageMessage:
+            found = route(rank, action.stage, action.direction, samples[action.micro_batch], to)
+            for one in (rank, to):
+                busy[one] += found.latency + max(found.alone, found.shared)
+            return found
+
+        def call(rank: int, action: Action) -> float:
+            return self._calls(rank, action.stage, action.direction < 0)
+
+        busy = [0.0 for _ in clocks]
+        line = follow(self.plan, self.owners, seconds, call, message, begins, links)
+        for rank, clock in enumerate(clocks):
+            clock.now = line.ends[rank]
+            if self.two:
+                outline = self.tables[rank].outline
+                opposite = _opposite_exposed(line, rank, self.messages, outline)
+                clock.now, clock.gradient_work = clock.now + opposite, opposite
+                ready = [event for event in outline.backward if isinstance(event, BucketReady)]
+                clock.run(ready, outline.buckets)
+        end = max(clock.now for clock in clocks) + duration(self.messages.meetings)
+        for clock in clocks:
+            clock.now = end
+        while (first := min(clocks, key=lambda one: one.channel.arrival)).channel.arrival < inf:
+            first.proceed()
+        for clock in clocks:
+            clock.finish()
+        exposed = [clock.gradient_work for clock in clocks]
+        return end, [clock.now - end for clock in clocks], exposed, busy
+
+
+def _sizes_of(work: Workload, micro_batches: int, rank: int = 0) -> list[int]:
+    """Return the samples of the micro-batches of a rank along "data", which are nearly equal."""
+    _, shards = assign_shards(work.batch, work.data * micro_batches, rank, work.data)
     return [rows.stop - rows.start for _, rows in shards]
 
 

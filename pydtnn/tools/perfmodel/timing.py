@@ -28,7 +28,7 @@ from pydtnn.tools.perfmodel.outline import (
     RepeatedBlock,
     Start,
 )
-from pydtnn.tools.perfmodel.overlap import Channel, InFlight
+from pydtnn.tools.perfmodel.overlap import Channel, InFlight, InTransit, Round
 from pydtnn.tools.perfmodel.prediction import LayerTime, StepTime
 
 STEP = Label("phase", "step", 0)
@@ -68,17 +68,24 @@ class Tables:
         return self.costs.seconds(STEP, None, samples)
 
 
-class _RankClock:
+class StepClock:
     """One rank's main thread during a step."""
 
-    def __init__(self, tables: Tables, messages: MessageCosts, samples: int) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        messages: MessageCosts,
+        samples: int,
+        links: Sequence[list[InTransit]] = (),
+    ) -> None:
         self.tables, self.seconds = tables, tables.of(samples)
         self.messages, self.samples = messages, samples
         self.slowdown = messages.slowdown
         self.now = 0.0
-        self.channel = Channel()
+        self.channel = Channel(links)
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
         self.gradient_work = self.later = 0.0
+        self._half = ""  # of backward
         self._computed: list[float] = []  # since this rank has waited for others
         self.gathers = messages.waits and messages.work.scheme == "sharded_parameters"
         self._gathered: dict[int, InFlight] = {}  # of the buckets that this rank has
@@ -90,20 +97,25 @@ class _RankClock:
         before_event: Event | None = None
         for event in events:
             if isinstance(event, NodeWork):
+                if self._half == "parameters" and not event.later:
+                    continue
                 if self.gathers and not event.label.index:
                     self._gather(*event.part)
                 seconds = self.slowdown * self.seconds[id(event)]
+                self.later += event.later * seconds
+                seconds *= {"": 1.0, "parameters": event.later}.get(self._half, 1 - event.later)
                 self.now += seconds
                 if seconds:
                     self._computed.append(seconds)
                 node, kind = event.part
                 self.parts[node][kind] += seconds
-                self.later += event.later * seconds
                 before, self.now = self.now, self.channel.poll(self.now)
                 self.gradient_work += self.now - before
+            elif self._half == "parameters" and isinstance(event, Start | Finish):
+                continue
             elif isinstance(event, Start):
                 rounds = self.messages.layer(event, self.samples)
-                started[event.number] = self.channel.start(rounds, self.now), event.node
+                started[event.number] = self.start(rounds, self.parts[event.node]), event.node
             elif isinstance(event, Finish):
                 operation, node = started.pop(event.number)
                 before = self.now
@@ -117,6 +129,30 @@ class _RankClock:
                     self._pass_on()
                 self._ready(buckets[event.bucket])
             before_event = event
+
+    def act(self, kind: str, part: int, samples: int, last: bool = False) -> float:
+        """Carry out an action of a stage of this rank of a pipeline; return its time, in s.
+
+        In the `last` one of a stage that computes gradients of parameters, buckets are exchanged.
+        """
+        before, outline = self.now, self.tables.outline
+        self.seconds, self.samples = self.tables.of(samples), samples
+        kind, _, self._half = kind.partition("_")
+        events = outline.forward if kind == "forward" else outline.backward
+        self.run(outline.of_part(events, part), outline.buckets if last else ())
+        if last:
+            self._pass_on()
+        return self.now - before
+
+    def start(self, rounds: Sequence[Round], part: list[float] | None = None) -> InFlight:
+        """Start an operation, of gradients or of a layer with the times `part`."""
+        operation = self.channel.start(rounds, self.now)
+        if part is None:
+            self.gradient_work += operation.posted - self.now
+        else:
+            part[3] += operation.posted - self.now
+        self.now = operation.posted
+        return operation
 
     def _repeat(self, event: RepeatedBlock, buckets: Sequence[BucketOutline]) -> None:
         """Follow events until each time adds the same, and add the others at once."""
@@ -151,10 +187,10 @@ class _RankClock:
         """Start the sums of a bucket, as `pydtnn.training.axis_sums`."""
         *axes, last = [axis for axis in bucket.group if axis != "data"] or [""]
         for axis in axes:
-            self._wait(self.channel.start(self.messages.allreduce(axis, bucket.nbytes), self.now))
+            self._wait(self.start(self.messages.allreduce(axis, bucket.nbytes)))
         if last or self._waiting:
             rounds = self.messages.allreduce(last, bucket.nbytes) if last else ()
-            self._waiting.append((bucket, self.channel.start(rounds, self.now)))
+            self._waiting.append((bucket, self.start(rounds)))
         else:
             self._exchange(bucket)
 
@@ -166,7 +202,7 @@ class _RankClock:
         self._waiting.clear()
 
     def _exchange(self, bucket: BucketOutline) -> None:
-        operation = self.channel.start(self.messages.along_data(bucket), self.now)
+        operation = self.start(self.messages.along_data(bucket))
         if self.messages.waits:
             self._wait(operation)
 
@@ -181,11 +217,13 @@ class _RankClock:
         for bucket in needed:
             if bucket not in self._gathered:
                 rounds = self.messages.gather(self.tables.outline.buckets[bucket])
-                hidden = [min(one[1:]) for one in rounds]  # travels while messages are posted
+                hidden = [
+                    min(one.transfer, one.calls) for one in rounds
+                ]  # travels while messages are posted
                 self.channel.busy += sum(hidden)
                 pairs = zip(rounds, hidden, strict=True)
                 rounds = tuple(one._replace(transfer=one.transfer - own) for one, own in pairs)
-                self._gathered[bucket] = self.channel.start(rounds, self.now)
+                self._gathered[bucket] = self.start(rounds)
         for bucket in now:
             self._wait(self._gathered[bucket])
 
@@ -205,6 +243,11 @@ class _RankClock:
             self.now += (compute.slowest_step - 1 + max(varying, 0.0)) * sum(self._computed)
             self._computed.clear()
 
+    def proceed(self) -> None:
+        """Wait for the next messages of sums."""
+        before, self.now = self.now, self.channel.proceed(self.now)
+        self.gradient_work += self.now - before
+
     def finish(self) -> None:
         """Wait for all sums of gradients, and exchange those that the update exchanges."""
         self._pass_on()
@@ -214,7 +257,8 @@ class _RankClock:
         self.now = self.channel.finish(self.now)
         for (_, nbytes), times in self.tables.outline.sizes.items():
             rounds = self.messages.update(nbytes)  # which begin when the last ones have ended
-            time = self.channel.wait(self.channel.start(rounds, self.now), self.now) - self.now
+            operation = self.channel.start(rounds, self.now)
+            time = self.channel.wait(operation, operation.posted) - self.now
             busy = sum(one.transfer for one in rounds)
             self.now += times * time
             self.channel.skip((times - 1) * time, (times - 1) * busy, 0.0, 0.0, self.now)
@@ -234,12 +278,12 @@ def update_seconds(tables: Tables, messages: MessageCosts) -> float:
 
 def step_time(tables: Tables, messages: MessageCosts, sizes: Sequence[int]) -> StepTime:
     """Return the time of a step without a pipeline, of micro-batches of so many samples."""
-    clock = _RankClock(tables, messages, sizes[0])
+    clock = StepClock(tables, messages, sizes[0])
     for left, samples in enumerate(sizes, start=1 - len(sizes)):  # sums are those of the last
         clock.seconds, clock.samples = tables.of(samples), samples
         clock.run(tables.outline.forward)
         if not left:
-            clock.channel.start(messages.losses, clock.now)
+            clock.start(messages.losses)
         clock.run(tables.outline.backward, () if left else tables.outline.buckets)
     clock.finish()
     samples = sizes[0]
@@ -250,51 +294,3 @@ def step_time(tables: Tables, messages: MessageCosts, sizes: Sequence[int]) -> S
         gradients_exposed=clock.gradient_work,
         busy=clock.channel.busy,
     )
-
-
-@dataclass(frozen=True)
-class PassTime:
-    """Times of one micro-batch in a stage of a pipeline, in s.
-
-    `parameters` is the part of backward that may be computed later.
-    """
-
-    forward: float
-    backward: float
-    parameters: float
-    layers: tuple[LayerTime, ...]
-    busy: float
-
-
-def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -> PassTime:
-    """Return the times of a micro-batch in a stage of a rank, without sums of gradients."""
-    clock, outline = _RankClock(tables, messages, samples), tables.outline
-    clock.run(outline.of_part(outline.forward, part))
-    forward = clock.now
-    clock.run(outline.of_part(outline.backward, part))
-    backward = clock.now - forward
-    return PassTime(forward, backward, clock.later, clock.layers(), clock.channel.busy)
-
-
-def gradients_exposed(
-    tables: Tables, messages: MessageCosts, samples: int, backward: float, *, overlap: bool = True
-) -> tuple[float, float]:
-    """Return the time that sums add to the last micro-batch's backward, and that after it, in s.
-
-    `backward` is its time without them. Without `overlap`, they start when it has ended.
-    """
-    outline, clock, alone = (
-        tables.outline,
-        *(_RankClock(tables, messages, samples) for _ in range(2)),
-    )
-    events = [event for event in outline.backward if overlap or isinstance(event, BucketReady)]
-    clock.run(events, outline.buckets)
-    end = clock.now
-    for one in messages.meetings:
-        clock.now = clock.channel.wait(clock.channel.start((one,), clock.now), clock.now)
-    clock.finish()
-    if clock.gathers or not overlap:
-        alone.run(events)
-        backward = alone.now
-    within = end - backward if overlap and end - backward > 1e-12 else 0.0  # less is rounding
-    return within, max(clock.now - backward - within, 0.0)

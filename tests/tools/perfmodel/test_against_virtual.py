@@ -60,7 +60,8 @@ FURTHER: list[tuple[Workload, dict[str, Any]]] = [
     *((NETWORK, {"axes": {"data": 2, "filter": 2}, "scheme": scheme}) for scheme in SHARDED),
     (NETWORK, {"axes": {"data": 2, "spatial": 2}, "scheme": "sharded_gradients"}),
 ]
-"""Not on random platforms, whose cases depend on the list of strategies."""
+
+EVERY = STRATEGIES + FURTHER
 
 
 def random_topology(rng: np.random.Generator, hosts: int) -> Topology | None:
@@ -95,7 +96,7 @@ def random_platform(rng: np.random.Generator, ranks: int) -> Platform:
         cluster=Cluster(hosts, per_host, per_host, 64e9),
         compute=Compute(
             threads=1,
-            peak={"float32": power(10, 12)},
+            peak={"float32": (peak := power(10, 12)), "bfloat16": peak * rng.uniform(1, 4)},
             memory_bandwidth=power(9.5, 11),
             host_bandwidth=some(power(10.5, 11.5)),
             call=some(power(-6, -4.5), 0.0),
@@ -114,17 +115,37 @@ def random_platform(rng: np.random.Generator, ranks: int) -> Platform:
     )
 
 
-def random_case(seed: int) -> tuple[Workload, Platform]:
+def random_case(seed: int | np.random.Generator) -> tuple[Workload, Platform]:
+    """Return a strategy of those above with further fields at random, if a run may have them."""
     rng = np.random.default_rng(seed)
-    work, given = STRATEGIES[rng.integers(len(STRATEGIES))]
+    work, given = EVERY[rng.integers(len(EVERY))]
     batch = PRIMES[rng.integers(len(PRIMES))] if rng.random() < 0.7 else int(rng.integers(8, 65))
     work = replace(work, batch=batch, **given)
-    return work, random_platform(rng, work.ranks)
+    platform = random_platform(rng, work.ranks)
+    many = {"accumulation" if work.stages == 1 else "micro_batches": int(rng.integers(2, 5))}
+    further: list[dict[str, Any]] = [
+        many,
+        {"scheme": SHARDED[rng.integers(3)]} if work.data > 1 else {},
+        {"dtype": "bfloat16"},
+        {"optimizer": "adam", "optimizer_options": {}},
+    ]
+    for one in further:
+        if rng.random() < 0.25 and possible(more := replace(work, **one), platform):
+            work = more
+    return work, platform
+
+
+def possible(work: Workload, platform: Platform) -> bool:
+    try:
+        return bool(project(work, platform))
+    except ValueError:
+        return False
 
 
 def project(work: Workload, platform: Platform) -> Prediction:
     costs = AnalyticCosts.of(work, platform)
-    return PROJECTORS[work.model].with_platform(platform, costs).project(work)
+    projector = PROJECTORS[work.model, work.dtype].with_platform(platform, costs)
+    return projector.project(work)
 
 
 def compare(work: Workload, platform: Platform) -> tuple[float, float]:
@@ -139,7 +160,9 @@ def compare(work: Workload, platform: Platform) -> tuple[float, float]:
 ANY = Platform.load("cpu-10gbit")
 ANY = replace(ANY, compute=replace(ANY.compute, threads=1))
 PROJECTORS = {
-    work.model: Projector(work, ANY, AnalyticCosts(ANY)) for work in (NETWORK, DEEPER, SEQUENCES)
+    (work.model, dtype): Projector(replace(work, dtype=dtype), ANY, AnalyticCosts(ANY))
+    for work in (NETWORK, DEEPER, SEQUENCES)
+    for dtype in ("float32", "bfloat16")
 }
 
 
@@ -158,9 +181,7 @@ PLATFORMS = {
 
 @pytest.mark.few(10)
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(
-    "strategy", STRATEGIES + FURTHER, ids=lambda one: replace(one[0], **one[1]).name
-)
+@pytest.mark.parametrize("strategy", EVERY, ids=lambda one: replace(one[0], **one[1]).name)
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_a_step_takes_as_long_as_on_virtual_ranks(name, strategy):
     work = DEEPER if strategy[0] is NETWORK else strategy[0]
@@ -201,17 +222,14 @@ def test_gradients_of_stripes_are_in_the_buckets_of_the_program(data):
     assert compare(work, platform_of(1, 1, call=0.0))[0] == pytest.approx(1, abs=0.01)
 
 
-CASES = [*range(10), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(10, 300))]
+CASES = [*range(10), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(10, 500))]
 
 
 @pytest.mark.parametrize("seed", CASES)
 def test_formulas_are_those_of_virtual_ranks_on_random_platforms(seed):
-    work, platform = random_case(seed)
-    ratio, memory = compare(work, platform)
-    # messages that share a link, and calls of the processor while others travel, are followed one
-    # by one there
-    assert 0.8 < ratio < 1.2
-    assert memory == pytest.approx(1, abs=0.08)
+    ratio, memory = compare(*random_case(seed))
+    assert 0.9 < ratio < 1 / 0.9
+    assert memory == pytest.approx(1, abs=0.11)  # of zb_v; of others 0.08
 
 
 RATES = {"peak", "memory_bandwidth", "host_bandwidth", "bandwidth", "shared", "add", "copy"}
@@ -237,7 +255,8 @@ def test_twice_the_rates_are_never_slower_nor_twice_the_batch_more_than_twice(se
     for seed in seeds:
         work, platform = random_case(seed)
         one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))
-        assert project(work, twice_as_fast(platform)).seconds <= 1.001 * one.seconds, seed
-        assert one.seconds <= 1.001 * two.seconds, seed
-        assert two.seconds <= 2.001 * one.seconds, seed
+        room = 1.001 if work.stages == 1 else 1.1  # another order of messages may be a worse one
+        assert project(work, twice_as_fast(platform)).seconds <= room * one.seconds, seed
+        assert one.seconds <= room * two.seconds, seed
+        assert two.seconds <= room * 2 * one.seconds, seed
         assert one.memory.total <= two.memory.total, seed

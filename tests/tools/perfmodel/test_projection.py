@@ -5,11 +5,11 @@ import pytest
 
 from pydtnn.tools.perfmodel.compression import Compression, find_compression
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
-from pydtnn.tools.perfmodel.outline import Affine, Start
+from pydtnn.tools.perfmodel.outline import Affine, BucketReady, Start
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
 from pydtnn.tools.perfmodel.projection import Projector
-from pydtnn.tools.perfmodel.timing import gradients_exposed, pass_time
+from pydtnn.tools.perfmodel.timing import StepClock
 from pydtnn.training.workload import SHARDED, Workload
 from tests.each import each
 from tests.tools.perfmodel.costs import PerFlop
@@ -145,17 +145,23 @@ def test_ranks_that_share_cores_compute_longer_by_the_same_factor(projector):
         assert crowded.backward > 0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@each("rank", [0, 1])
 def test_sums_beside_the_backward_of_a_stage_take_less_than_after_it(projector, rank):
     work = replace(projector.work, axes={"data": 2, "pipeline": 2})
     costs, tables = MessageCosts(projector.platform, work), projector.tables(work, rank)
-    backward = pass_time(tables, costs, 8, 0).backward
+    alone, beside, after = (StepClock(tables, costs, 8) for _ in range(3))
+    backward = alone.act("backward", 0, 8)
+    within = beside.act("backward", 0, 8, last=True) - backward
     rounds = [one for bucket in tables.outline.buckets for one in costs.along_data(bucket)]
-    within, after = gradients_exposed(tables, costs, 8, backward)
-    assert 0 < within < sum(one.work for one in rounds)
-    nothing, alone = gradients_exposed(tables, costs, 8, backward, overlap=False)
-    assert nothing == 0
-    assert within + after < alone < sum(map(sum, rounds))
+    assert 0 < within < sum(one.calls + one.processing(0.0) for one in rounds)
+    after.act("backward", 0, 8)
+    after.run(
+        [e for e in tables.outline.backward if isinstance(e, BucketReady)], tables.outline.buckets
+    )
+    for clock in (beside, after):
+        clock.finish()
+    most = backward + sum(one.seconds for one in rounds)
+    assert backward < beside.now < 1.01 * after.now < 1.01 * most
 
 
 def test_two_directions_add_sums_over_the_ranks_with_the_same_stages(projector):

@@ -145,6 +145,8 @@ class AnalyticCosts(ComputeCosts):
         writes parameters.
     clipping : int, default 0
         Numbers that clipping reads and writes for each parameter.
+    parts : int, default 1
+        Ranks each of which updates its part of the parameters.
 
     Raises
     ------
@@ -167,10 +169,13 @@ class AnalyticCosts(ComputeCosts):
         peaks_only: bool = False,
         slots: int = 1,
         clipping: int = 0,
+        parts: int = 1,
     ) -> None:
         compute = platform.compute
         self._dtype = dtype
-        self._options = dict[str, Any](peaks_only=peaks_only, slots=slots, clipping=clipping)
+        self._options = dict[str, Any](
+            peaks_only=peaks_only, slots=slots, clipping=clipping, parts=parts
+        )
         if dtype not in compute.peak:
             raise ValueError(
                 f"platform {platform.name}: expected a peak for {dtype}, got those for "
@@ -186,7 +191,7 @@ class AnalyticCosts(ComputeCosts):
         self._rates = Rates({} if peaks_only else compute.rates)
         self._bandwidths = {} if peaks_only else compute.bandwidths
         own = self._bandwidth if peaks_only else platform.update_bandwidth
-        self._update = accesses(slots, clipping) / own  # s for each byte of parameters
+        self._update = accesses(slots, clipping) / own / parts  # s for each byte of parameters
         self._trained = threading.local()  # of this rank: `bytes` of layers, and counts of updates
         self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
 
@@ -205,7 +210,8 @@ class AnalyticCosts(ComputeCosts):
                 f"platform {platform.name}: expected ranks of {threads} threads, which its rates "
                 f"are for, got threads {work.threads}; omit it, or measure times"
             )
-        return cls(platform, work.dtype, slots=work.slots, clipping=work.clipping)
+        clipping, parts = work.clipping, work.parts
+        return cls(platform, work.dtype, slots=work.slots, clipping=clipping, parts=parts)
 
     def on(self, platform: Platform) -> AnalyticCosts:
         return type(self)(platform, self._dtype, **self._options)

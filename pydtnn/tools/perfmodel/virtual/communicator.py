@@ -16,18 +16,21 @@ from pydtnn.comm.traffic import Traffic
 from pydtnn.tools.perfmodel.engine.engine import Completion, Engine
 from pydtnn.tools.perfmodel.engine.post import PostOffice
 from pydtnn.tools.perfmodel.engine.processor import Processor
-from pydtnn.tools.perfmodel.network import Network
-from pydtnn.tools.perfmodel.patterns import library_terms
+from pydtnn.tools.perfmodel.network import Network, Pair
+from pydtnn.tools.perfmodel.patterns import PIECE, library_terms
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
 
 
-def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[int]) -> float:
-    """Return the time of a collective call after the last rank has joined, in s.
+def library_costs(
+    kind: str, nbytes: int, network: Network, members: Sequence[int], executed: int
+) -> tuple[float, float, list[Pair]]:
+    """Return what a collective call takes after the last rank has joined.
 
-    It consists of the latencies of a tree, and the time of the bytes on the slowest route.
+    It consists of the latencies of a tree, and of the bytes that pass each route of a ring. Where
+    these take less time than the latencies, they share no links with other messages.
 
     Parameters
     ----------
@@ -38,21 +41,30 @@ def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[
     network : Network
     members : sequence of int
         The ranks of the group.
+    executed : int
+        Number of the ranks that are executed, which are the first ones.
+
+    Returns
+    -------
+    seconds, nbytes : float
+    pairs : list of Pair
+        The routes on which executed ranks send so many bytes.
     """
     rounds, sent = library_terms(kind, len(members))
     if not rounds:
-        return 0.0
+        return 0.0, 0.0, []
     first = [*{network.hosts[rank]: rank for rank in reversed(members)}.values()][::-1]
     if len(first) == 1:
-        first = [*members[:2]]
+        first = [*members]
     tree = ((first[0], first[distance]) for distance in doublings(len(first)))
-    routes = [network.route(*pair) for pair in (*pairwise(first), *tree)]
-    latency = max(route.latency for route in routes)
-    return rounds * latency + sent * nbytes / min(route.bandwidth for route in routes)
-
-
-PIECE = 1 << 16
-"""Bytes of a message that are copied after the last of them has arrived."""
+    ring = [*pairwise((*first, first[0]))]
+    routes = [network.routes[pair] for pair in {network.pair(*two) for two in (*ring, *tree)}]
+    latency = rounds * max(route.latency for route in routes)
+    rates = {link: network.links[link] for route in routes for link in route.links}
+    seconds = sent * nbytes / min([*rates.values(), *(route.bandwidth for route in routes)])
+    if seconds <= latency:
+        return latency + seconds, 0.0, []
+    return latency, sent * nbytes, [network.pair(*two) for two in ring if two[0] < executed]
 
 
 @dataclass
@@ -242,20 +254,30 @@ class VirtualCommunicator(MeetingCommunicator):
             times.nbytes = max(times.nbytes, call.nbytes)
             if times.meeting.join(rank, call, value, together):
                 del group.meetings[turn]
-                left = self._leave(call, times)
-                for done, at in zip(times.left, left, strict=True):
-                    engine.complete(done, at)
+                self._leave(call, times)
 
         if self.size > 1:
             engine.spend(self._own, group.processor.call)
         engine.post(self._own, arrive)
         return times
 
-    def _leave(self, call: Call, times: _Times) -> list[float]:
-        """Return the time at which each rank leaves a collective call, in s."""
-        nbytes = 0 if self._adds(call) else times.nbytes
-        seconds = library_seconds(call.kind, nbytes, self._engine.network, self._group.members)
-        return [max(times.joined) + seconds] * len(times.left)
+    def _leave(self, call: Call, times: _Times) -> None:
+        """Let all ranks leave a collective call when its bytes have passed the network."""
+        engine, nbytes = self._engine, 0 if self._adds(call) else times.nbytes
+        given = engine.network, self._group.members, engine.executed
+        seconds, sent, pairs = library_costs(call.kind, nbytes, *given)
+        left = [*pairs]
+
+        def passed() -> None:
+            del left[:1]
+            if not left:
+                for done in times.left:
+                    engine.complete(done, engine.now + seconds)
+
+        for pair in pairs:
+            engine.transfer(pair, sent, passed, follows=True)
+        if not pairs:
+            passed()
 
     def _adds(self, call: Call) -> bool:
         """Return whether the processors of the ranks add and copy the arrays of a call."""

@@ -43,8 +43,9 @@ MAX_RANKS = 16
 WARM_UP = 2
 """Steps before those that are timed: the first ones create groups and buffers."""
 
-STEPS = 5
-"""Steps of which the one with the median time is predicted; periods of schemes with periods."""
+STEPS = 6
+"""Steps of which the pair with the median time is predicted: ranks may be late in every second one.
+Of schemes with longer periods it is one of half as many periods."""
 
 
 def predict(
@@ -126,9 +127,9 @@ def simulate(
     disturbances: Disturbances = NONE,
     alike: int | None = None,
 ) -> list[RankPrediction]:
-    """Execute steps on virtual ranks with empty kernels; return the step with the median time.
+    """Execute steps on virtual ranks with empty kernels; return the mean step of the median pair.
 
-    If communication repeats with a period, it is the mean step of the median period.
+    If communication repeats with a longer period, it is that of the median period.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ def simulate(
     temporary = 0.0
     if workload.compress:
         temporary = temporary_memory(workload.compress, workload.compress_options)
-    program = _program(workload, STEPS)
+    program = _program(workload, STEPS // 2)
 
     def run(comm: Communicator) -> tuple[list[StepTime], MemoryUse]:
         rank, times = program(comm)
@@ -167,7 +168,7 @@ def _program(
     workload: Workload, periods: int
 ) -> Callable[[Communicator], tuple[WorkloadRank, list[StepTime]]]:
     """Return a function that executes steps on a rank, and returns the time of each period."""
-    length = period(workload)
+    length = max(period(workload), 2)
 
     def run(comm: Communicator) -> tuple[WorkloadRank, list[StepTime]]:
         backend = dry_backend(workload.create_backend(), threshold=1)

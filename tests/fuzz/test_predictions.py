@@ -1,0 +1,13 @@
+"""The closed forms against the program on virtual ranks, on the random platforms of the day."""
+
+import pytest
+
+from tests.tools.perfmodel.test_against_virtual import compare, random_case
+
+
+@pytest.mark.fuzz("predictions")
+def test_formulas_are_those_of_virtual_ranks_on_platforms_of_the_day(cases):
+    for case in cases:
+        work, platform = random_case(case.rng)
+        ratio, _ = case.compare(compare, work, platform)
+        assert 0.85 < ratio < 1 / 0.85, work.strategy

@@ -108,6 +108,12 @@ class NoValues(np.ndarray):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Allocate the result of an operation on elements, of long arrays without its values."""
+        if method == "reduce" and self.size >= MANY and isinstance(options.get("axis"), int):
+            shape = list(np.shape(inputs[0]))
+            shape[options["axis"]] = 1
+            whole = np.empty(shape, options.get("dtype") or inputs[0].dtype).view(NoValues)
+            if options.get("out") is None and {*options} <= {"axis", "dtype", "keepdims", "out"}:
+                return whole if options.get("keepdims") else whole.squeeze(options["axis"])
         if method != "__call__" or ufunc.nout > 1 or self.size < MANY or "where" in options:
             plain = [x.view(np.ndarray) if isinstance(x, NoValues) else x for x in inputs]
             out = options.pop("out", ())
@@ -121,9 +127,27 @@ class NoValues(np.ndarray):
             return np.asarray(found).view(NoValues)
         if "out" in options:
             return options["out"][0]
-        few = (x.reshape(-1)[:1].view(np.ndarray) if np.ndim(x) else x for x in inputs)
+        few = (x[(slice(1),) * x.ndim].view(np.ndarray) if np.ndim(x) else x for x in inputs)
         dtype = ufunc(*few, **options).dtype
         return np.empty(np.broadcast_shapes(*map(np.shape, inputs)), dtype).view(NoValues)
+
+    def __array_function__(self, function: Any, types: Any, given: Any, options: Any) -> Any:
+        """Allocate the result of a concatenation."""
+        if function is not np.concatenate or "out" in options:
+            return super().__array_function__(function, types, given, options)
+        arrays, axis = given[0], options.get("axis", 0) if len(given) < 2 else given[1]
+        shape = list(np.shape(arrays[0]))
+        shape[axis] = sum(np.shape(one)[axis] for one in arrays)
+        return np.empty(shape, np.result_type(*(one.dtype for one in arrays))).view(NoValues)
+
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        """Allocate an array of another shape if it is no view."""
+        if self.flags.c_contiguous or self.size < MANY:
+            return super().reshape(*shape, **options)
+        sizes = list(shape[0] if isinstance(shape[0], tuple | list) else shape)
+        if -1 in sizes:
+            sizes[sizes.index(-1)] = self.size // -int(np.prod(sizes))
+        return np.empty(sizes, self.dtype).view(NoValues)
 
     def copy(self, order: Any = "C") -> Any:
         """Allocate an array of the same shape."""

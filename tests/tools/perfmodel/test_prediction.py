@@ -102,8 +102,8 @@ def test_a_prediction_with_measured_costs_is_readable_and_json():
 
 
 def test_more_ranks_than_can_be_executed_are_an_error():
-    with pytest.raises(ValueError, match="predict: expected at most 16 ranks, got 32; use the "):
-        predicted(batch=32, axes={"data": 32})
+    with pytest.raises(ValueError, match="predict: expected at most 16 ranks, or so many kinds"):
+        predicted(batch=32, axes={"filter": 32})
 
 
 def test_parameters_are_updated_once_whatever_the_number_of_buckets():

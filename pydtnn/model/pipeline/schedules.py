@@ -16,11 +16,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache, partial, wraps
 from heapq import heappop, heappush
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydtnn.utils.names import shorten
 from pydtnn.utils.registry import Registry
@@ -478,10 +478,29 @@ def find(schedule: str | Schedule) -> Schedule:
     option, given = further[0].name, int(value) if kind is int else value
     if kind is int:
         check_int("pipeline schedule", option, given, at_least=1)
-    return partial(several, **{option: given})
+    return _with_value(several, option, given)
 
 
-@lru_cache(maxsize=1024)
+_with_value = lru_cache(64)(lambda function, option, value: partial(function, **{option: value}))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _once(function: F) -> F:
+    """Remember the results for a schedule, not for its name, which may be given to another one."""
+    remembered = lru_cache(1024)(function)
+
+    @wraps(function)
+    def call(schedule: str | Schedule, *arguments: Any, **options: Any) -> Any:
+        found = find(schedule)
+        of = remembered if isinstance(found, Hashable) else function
+        return of(found, *arguments, **options)
+
+    return cast(F, call)
+
+
+@_once
 def actions_of(
     schedule: str | Schedule, rank: int, ranks: int, micro_batches: int, steps: int = 1
 ) -> tuple[Action, ...]:
@@ -535,7 +554,7 @@ def with_stages(actions: Iterable[Action], rank: int) -> tuple[Action, ...]:
     return tuple(a._replace(stage=rank) if a.stage == -1 else a for a in actions)
 
 
-@lru_cache(maxsize=256)
+@_once
 def is_asynchronous(schedule: str | Schedule, ranks: int) -> bool:
     """Return whether micro-batches of a step are in flight when the next one begins."""
     plan = (actions_within(schedule, rank, ranks, ranks) for rank in range(ranks))
@@ -613,7 +632,7 @@ MOST = 1 << 10
 """Micro-batches after which the ranks of stages must repeat."""
 
 
-@lru_cache(maxsize=256)
+@_once
 def placement(schedule: str | Schedule, ranks: int) -> Owners:
     """Return the ranks of the stages of a schedule, from its actions for a few micro-batches.
 

@@ -304,6 +304,14 @@ def test_the_stages_of_each_rank_are_found_in_a_plan():
         assert check(plan).owners.paths == paths
 
 
+def test_a_name_that_is_given_to_another_schedule_is_that_of_the_latter(monkeypatch):
+    first, second = PIPELINE_SCHEDULES["gpipe"], PIPELINE_SCHEDULES["1f1b"]
+    for own in (first, second):
+        monkeypatch.setitem(PIPELINE_SCHEDULES, "mine", own)
+        assert actions_of("mine", 0, 2, 4) == actions_of(own, 0, 2, 4)
+    assert actions_of(first, 0, 2, 4) != actions_of(second, 0, 2, 4)
+
+
 @each("returned", [[], None, [("forward", 0)], [Action("update", 0)]])
 def test_functions_that_return_something_else_are_refused(returned):
     words = "stage 0 lacks forward 0; add" if returned == [] else "lambda.*: .*actions"

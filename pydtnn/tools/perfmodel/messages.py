@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from pydtnn.comm.schedules.executor import pieces
 from pydtnn.comm.schedules.rule import MAX_VENDOR_BYTES, VENDOR, choose
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.pipeline.schedules import placement
@@ -119,7 +120,9 @@ class MessageCosts:
         """Return the rounds of a sum along an axis by an algorithm; `sum` keeps them."""
         if name == VENDOR:
             return self._library("allreduce", nbytes, axis)
-        return self._rounds(name, axis, nbytes)
+        groups, chunks = self.groups[axis], pieces(round(nbytes))
+        apart = (1.0, chunks) if groups.hosts > 1 else (chunks, 1)  # or one after the other
+        return rounds_of(name, groups, self.wires, self.processing, nbytes, *apart)
 
     def _library(self, kind: str, nbytes: float, axis: str) -> tuple[Round, ...]:
         """Return a collective of the MPI library, which needs no calls between its rounds."""

@@ -31,8 +31,9 @@ class Round(NamedTuple):
     copied, piece : float
         Time in which a processor copies what it sends and receives, and that of the last pieces,
         which it does not copy while it waits for their arrival, in s.
-    calls : float
-        Time of the processor to post the messages, in s.
+    calls, later : float
+        Time of the processor to post the messages, and that for further pieces of the array, in
+        which the first ones are in transit, in s.
     """
 
     latency: float
@@ -42,6 +43,7 @@ class Round(NamedTuple):
     copied: float = 0.0
     piece: float = 0.0
     calls: float = 0.0
+    later: float = 0.0
 
     def processing(self, waited: float) -> float:
         """Return the time of the processor after the arrival, which it has waited for, in s."""
@@ -50,7 +52,7 @@ class Round(NamedTuple):
     @property
     def seconds(self) -> float:
         """Time of the round alone, in s."""
-        travels = self.latency + self.transfer
+        travels = max(self.latency + self.transfer - self.later, 0.0)
         return self.calls + travels + self.processing(travels)
 
 
@@ -88,14 +90,18 @@ class InTransit:
 
         `links` are the transfers of each of these.
         """
-        others = {one: None for link in links for one in link if one.began <= now < one.passed}
-        others.pop(self, None)
-        self.latency, self.began, self.passed = latency, now, now + busy
-        for other in others:
-            both = min(busy, (other.passed - now) / len(others))
-            self.passed += both
-            other.passed += both
-            other.arrival = max(other.arrival, other.passed + other.latency)
+        others = {one for link in links for one in link if one.began <= now < one.passed} - {self}
+        alone_for, before, work = [(busy, 0, self)], now, 0.0
+        for n, other in enumerate(sorted(others, key=lambda one: one.passed)):
+            work += (other.passed - before) / (len(others) - n)
+            before = other.passed
+            alone_for.append((work, n + 1, other))
+        self.latency, self.began = latency, now
+        passed, work = now, 0.0
+        for n, (own, _, one) in enumerate(sorted(alone_for)):
+            passed += (own - work) * (len(alone_for) - n)
+            work, one.passed = own, passed
+            one.arrival = max(one.arrival, passed + one.latency)
         self.arrival = max(now + alone, self.passed) + latency
         for link in links:
             link[:] = [one for one in link if one.passed > now and one is not self] + [self]
@@ -157,7 +163,7 @@ class Channel:
         one = operation.left.pop()
         operation.posted = now = now + one.calls
         busy = one.transfer - one.spare
-        operation.begin(now, one.latency, one.transfer, busy, self._links)
+        operation.begin(now - one.later, one.latency, one.transfer, busy, self._links)
         self.free = max(self.free, now) + busy
         self.busy += one.transfer
         operation.round = one

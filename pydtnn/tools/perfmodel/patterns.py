@@ -244,15 +244,19 @@ class Processing(NamedTuple):
     add: float = 0.0
     copy: float = 0.0
 
-    def round(self, row: RoundCosts, nbytes: float, parts: float) -> Round:
-        """Return the round of a row, each message of which takes calls for so many parts."""
-        messages = parts * row.calls
-        calls, work = messages * self.call, nbytes * self.add * row.added
+    def round(self, row: RoundCosts, nbytes: float, parts: float, chunks: int) -> Round:
+        """Return the round of a row, each message of which takes calls for so many parts.
+
+        While a chunk of the array is in transit, others are posted and added.
+        """
+        messages = parts * chunks * row.calls
+        calls, added = messages * self.call, nbytes * self.add * row.added
         latency, transfer, spare = row.link(nbytes)
         copied = nbytes * row.copied
-        piece = min(copied, PIECE * messages)
-        copying = self.copy * copied, self.copy * piece
-        return Round(latency, transfer, work, spare, *copying, calls)
+        piece = self.copy * min(copied, PIECE * messages)
+        work, hidden = (added, 0.0) if chunks == 1 else (0.0, added)
+        copying = self.copy * copied + hidden, piece + hidden / chunks
+        return Round(latency, transfer, work, spare, *copying, calls, calls * (1 - 1 / chunks))
 
 
 def ring_seconds(kind: str, groups: AxisGroups, wires: Wires, nbytes: float) -> float:
@@ -357,12 +361,13 @@ def rounds_of(
     processing: Processing,
     nbytes: float,
     parts: float = 1.0,
+    chunks: int = 1,
 ) -> tuple[Round, ...]:
     """Return the rounds of a pattern for an array of so many bytes, at most `MAX_ROUNDS`."""
     return tuple(
         Round(*(sum(n * one[i] for one, n in times) for i in range(len(Round._fields))))
         for rows in _merged_rows(pattern, groups, wires)
-        for times in [[(processing.round(row, nbytes, parts), n) for row, n in rows]]
+        for times in [[(processing.round(row, nbytes, parts, chunks), n) for row, n in rows]]
     )
 
 

@@ -206,6 +206,19 @@ def test_a_step_with_activations_of_16_bits_takes_as_long_as_on_virtual_ranks(ax
     assert closed.memory.total == pytest.approx(virtual.memory.total, rel=0.05)
 
 
+@pytest.mark.long
+@each("gbit, bucket_bytes", [(10, None), (10, 1 << 30), (25, 1 << 30), (100, None)])
+def test_chunks_of_long_arrays_are_posted_and_added_while_others_travel(gbit, bucket_bytes):
+    platform = Platform.load("cpu-10gbit")
+    link = replace(platform.messages.between, bandwidth=gbit * 1e9 / 8)
+    platform = replace(platform, messages=replace(platform.messages, between=link))
+    axes = {"data": 4}
+    work = Workload("vgg11", (32, 32, 3), batch=128, axes=axes, bucket_bytes=bucket_bytes)
+    costs = AnalyticCosts.of(work, platform)
+    own, virtual = Projector(work, platform, costs).project(work), predict(work, platform, costs)
+    assert own.seconds == pytest.approx(virtual.seconds, rel=0.07)
+
+
 @each("schedule", ["1f1b", "zb_v"])
 @each("batch", [9, 17])
 def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch, schedule):

@@ -157,5 +157,5 @@ def test_thousands_of_strategies_of_a_large_network_need_few_outlines_and_schedu
     assert sum(entry.possible for entry in entries) >= 10
     assert sum(entry.projection is not None for entry in entries) < 400
     assert len(oracle.projector._steps) < 300  # networks that were built
-    assert rows_of.cache_info().misses < 600
+    assert rows_of.cache_info().misses < 2000
     assert messages_by_row.cache_info().misses < 300

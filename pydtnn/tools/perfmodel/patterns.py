@@ -244,9 +244,7 @@ class Processing(NamedTuple):
     add: float = 0.0
     copy: float = 0.0
 
-    def round(
-        self, row: RoundCosts, nbytes: float, parts: float = 1.0, chunks: int = 1
-    ) -> Round:
+    def round(self, row: RoundCosts, nbytes: float, parts: float = 1.0, chunks: int = 1) -> Round:
         """Return the round of a row, each message of which takes calls for so many parts.
 
         While a chunk of the array is in transit, others are posted and added.

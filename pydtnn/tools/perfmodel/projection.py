@@ -487,7 +487,11 @@ class _Stages:
                 return self.alone(rank, stage, samples[number])[0][kind]
             calls = self._calls(rank, stage, action.direction > 0) if action.direction else 0.0
             times = known[rank, kind, stage, samples[number]]
-            if not last and len(times) > 1 and np.allclose(*times[-2:], 0, SETTLED * times[-1][0]):
+            if (
+                not last
+                and times[1:]
+                and np.allclose(times[-1], times[-2], rtol=0, atol=SETTLED * times[-1][0])
+            ):
                 own, work, sent = times[-1]  # gathers of further micro-batches take as long
                 clock.gradient_work += work
                 clock.channel.busy += sent

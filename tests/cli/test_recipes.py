@@ -20,6 +20,7 @@ def test_a_recipe_is_a_file_of_options_which_the_command_line_overrides(name):
         assert {*options} <= {*found.takes}
 
 
+@pytest.mark.tools
 def test_recipes_are_listed_with_what_to_expect_and_printed(capsys):
     assert main(["recipes"]) == 0
     listed = capsys.readouterr().out

@@ -3,6 +3,7 @@
     python -m benchmarks.published                          # means by source and device
     python -m benchmarks.published --rows narayanan2021     # each row of sources, or all
     python -m benchmarks.published --figure published.png
+    python -m benchmarks.published --regret narayanan2021   # the authors' meshes beside all others
     python -m benchmarks.published --fit A100               # fits the numbers of a device again
 
 A row has the measured and the predicted time of a step in seconds, and the error of the latter,
@@ -20,8 +21,9 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.common.report import Report
+from benchmarks.published import meshes
 from benchmarks.published.predict import FITTED, Compared, compare, fit, kernels_of, reason_of
-from benchmarks.published.rows import all_rows
+from benchmarks.published.rows import Published, all_rows
 from pydtnn.utils.units import align
 
 LARGE = 0.15
@@ -89,6 +91,17 @@ def far_off(rows: Sequence[Compared]) -> Iterator[str]:
         yield "  " + ", ".join(f"{r.row.source} {r.row.row} {100 * r.error:+.0f} %" for r in own)
 
 
+def regrets(rows: Sequence[Published]) -> Iterator[str]:
+    """Yield how much slower than the fastest mesh that of each row is, by the predictions."""
+    lines = [["row", "devices", "mesh", "regret", "fastest of", "", "memory"]]
+    for row in rows:
+        regret, best, number = meshes.regret(row)
+        sizes = " and ".join(f"{meshes.memory(one) / 1e9:.0f}" for one in (row, best)) + " GB"
+        texts = f"{100 * regret:.1f} %", str(number), meshes.name(best), sizes
+        lines.append([row.row, str(row.devices), meshes.name(row), *texts])
+    yield from align(lines, left=3)
+
+
 def draw(rows: Sequence[Compared], path: Path) -> None:
     """Draw predicted over measured times."""
     from matplotlib import pyplot
@@ -124,8 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", nargs="*", metavar="SOURCE", help="print the rows of sources")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw predicted over measured")
     parser.add_argument("--fit", metavar="DEVICE", help="print the numbers that fit its rows best")
+    text = "compare the meshes of its transformers with all others"
+    parser.add_argument("--regret", metavar="SOURCE", help=text)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the tables there, too")
     given = parser.parse_args(arguments)
+    if given.regret:
+        print("\n".join(regrets([row for row in all_rows() if row.source == given.regret])))
+        return
     if given.fit:
         own = [row for row in all_rows() if kernels_of(row).device == given.fit]
         found = fit([row for row in own if row.fitted])

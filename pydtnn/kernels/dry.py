@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NoReturn
@@ -108,12 +108,11 @@ class NoValues(np.ndarray):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Allocate the result of an operation on elements, of long arrays without its values."""
-        if method == "reduce" and self.size >= MANY and isinstance(options.get("axis"), int):
-            shape = list(np.shape(inputs[0]))
-            shape[options["axis"]] = 1
-            whole = np.empty(shape, options.get("dtype") or inputs[0].dtype).view(NoValues)
-            if options.get("out") is None and {*options} <= {"axis", "dtype", "keepdims", "out"}:
-                return whole if options.get("keepdims") else whole.squeeze(options["axis"])
+        if method == "reduce" and self._is_plain(options):
+            few = self[(slice(1),) * self.ndim].view(np.ndarray)
+            shape = np.moveaxis(self, options["axis"], 0).shape[1:]
+            whole = np.empty(shape, ufunc.reduce(few, **options).dtype).view(NoValues)
+            return np.expand_dims(whole, options["axis"]) if options.get("keepdims") else whole
         if method != "__call__" or ufunc.nout > 1 or self.size < MANY or "where" in options:
             plain = [x.view(np.ndarray) if isinstance(x, NoValues) else x for x in inputs]
             out = options.pop("out", ())
@@ -131,14 +130,21 @@ class NoValues(np.ndarray):
         dtype = ufunc(*few, **options).dtype
         return np.empty(np.broadcast_shapes(*map(np.shape, inputs)), dtype).view(NoValues)
 
+    def _is_plain(self, options: Mapping[str, Any]) -> bool:
+        """Return whether options of a reduction have one axis, and all elements of a long array."""
+        known = {*options} <= {"axis", "dtype", "keepdims", "where"}
+        every = known and options.get("where", True) is True
+        return every and isinstance(options.get("axis"), int) and self.size >= MANY
+
     def __array_function__(self, function: Any, types: Any, given: Any, options: Any) -> Any:
         """Allocate the result of a concatenation."""
-        if function is not np.concatenate or "out" in options:
+        axis = options.get("axis", 0) if len(given) < 2 else given[1]
+        if function is not np.concatenate or {*options} - {"axis"} or not isinstance(axis, int):
             return super().__array_function__(function, types, given, options)
-        arrays, axis = given[0], options.get("axis", 0) if len(given) < 2 else given[1]
-        shape = list(np.shape(arrays[0]))
+        arrays = given[0]
+        shape = [*np.shape(arrays[0])]
         shape[axis] = sum(np.shape(one)[axis] for one in arrays)
-        return np.empty(shape, np.result_type(*(one.dtype for one in arrays))).view(NoValues)
+        return np.empty(shape, np.result_type(*arrays)).view(NoValues)
 
     def reshape(self, *shape: Any, **options: Any) -> Any:
         """Allocate an array of another shape if it is no view."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.published import transformer
+from benchmarks.published import meshes, transformer
 from benchmarks.published.__main__ import far_off, listed, main, summary
 from benchmarks.published.images import layers_of
 from benchmarks.published.predict import Compared, compare, fit, kernels_of, reason_of
@@ -200,3 +200,15 @@ def test_the_report_prints_means_of_fitted_and_held_out_rows_and_draws_them(tmp_
 def test_a_platform_without_kernels_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match=r"platform laptop: expected compute.kernels; add it"):
         transformer.Accelerator(Platform.load("laptop"), "float32")
+
+
+def test_the_meshes_of_authors_are_among_those_that_fit_and_none_is_faster_than_the_fastest():
+    rows = [row for row in ROWS if row.source == "narayanan2021"][:6]
+    for row in rows:
+        own = [*meshes.meshes(row)]
+        assert meshes.name(row) in map(meshes.name, own)
+        regret, best, number = meshes.regret(row)
+        assert number == len(own)
+        assert (regret == 0) == (meshes.name(best) == meshes.name(row))
+        assert 0 <= regret < 0.25
+    assert meshes.memory(rows[0]) == pytest.approx(41e9, rel=0.02)

@@ -102,6 +102,28 @@ def test_an_array_without_values_is_never_written():
     assert x.copy().shape == (3,)
 
 
+@each(
+    "function",
+    [
+        lambda x: np.sum(x, axis=1, keepdims=True),
+        lambda x: np.max(x, axis=-1),
+        lambda x: np.any(x, axis=0),
+        lambda x: np.add.reduce(x, axis=0, dtype="float64"),
+        lambda x: np.sum(x),
+        lambda x: np.sum(x, axis=(0, 1)),
+        lambda x: np.concatenate([x, x.astype("float64")], axis=-1),
+        lambda x: np.concatenate([x, x], 1),
+        lambda x: np.concatenate([x, x], axis=None),
+        lambda x: x.swapaxes(0, 1).reshape(4, -1),
+        lambda x: x[:, ::2].reshape((2, -1)),
+    ],
+)
+def test_long_results_without_values_have_the_shape_and_type_of_those_with_values(function):
+    x = dry_backend(create_backend("cpu"), 1).empty((6, 4, 50), "float32")
+    found, expected = function(x), function(np.ones((6, 4, 50), "float32"))
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
 def test_scratch_memory_is_that_of_all_families_on_the_cpu_but_for_16_bits():
     def scratch(*layers: Layer | Block, name: str = "cpu", dtype: str = "float32") -> int:
         backend = create_backend(name, **({"threads": 2} if name == "cpu" else {}))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydtnn.model.pipeline.check import Plan, TimedAction, Timetable, source_of
 from pydtnn.model.pipeline.schedules import Action, Owners
@@ -54,11 +54,28 @@ class _Message(InTransit):
     key: tuple[int, int, int]
     sender: int
     receiver: int
-    route: StageMessage
+    needs: StageMessage
 
 
-class _Pipeline:
-    """The ranks of a pipeline, and the messages in progress."""
+class PipelineClock:
+    """The ranks of a pipeline, and the messages in progress.
+
+    Parameters
+    ----------
+    plan : sequence of sequences of Action
+        The actions of each rank.
+    owners : Owners
+    seconds : callable
+        Returns the time of an action of a rank that begins at a time, with its calls, in s.
+    call : callable
+        Returns the time of the calls for the message that an action of a rank waits for, in s.
+    message : callable
+        Returns the message of an action, from one rank to another.
+    begins : sequence of float
+        When each rank begins, in s.
+    links : dict of hashable to list of InTransit
+        The messages in transit of each link, those of others included; missing ones are added.
+    """
 
     def __init__(
         self,
@@ -66,12 +83,12 @@ class _Pipeline:
         owners: Owners,
         seconds: Callable[[int, Action, float], float],
         call: Callable[[int, Action], float],
-        route: Callable[[Action, int, int], StageMessage],
+        message: Callable[[Action, int, int], StageMessage],
         begins: Sequence[float],
         links: dict[Hashable, list[InTransit]],
     ) -> None:
         self.plan, self.owners = plan, owners
-        self.seconds, self.call, self.route = seconds, call, route
+        self.seconds, self.call, self.message = seconds, call, message
         self._links = links
         self.now, self.position = [*begins], [0] * len(plan)
         self.events: list[TimedAction] = []
@@ -85,14 +102,19 @@ class _Pipeline:
         self._copies = [[0.0, 0.0] for _ in plan]  # of each rank: all, and the last pieces
 
     def at(self, time: float, action: Callable[[float], None]) -> None:
+        """Call a function at a time."""
         heappush(self._heap, (time, next(self._number), action))
 
-    def run(self) -> None:
+    def run(self) -> Timetable:
+        """Carry out all actions, each when its message has arrived."""
         for rank, begin in enumerate(self.now):
             self.at(begin, lambda now, rank=rank: self._begin(rank, now))  # type: ignore[misc]
         while self._heap:
             now, _, action = heappop(self._heap)
             action(now)
+        events = sorted(self.events, key=lambda event: (event.begin, event.rank))
+        numbers = {event.action.micro_batch for event in events}
+        return Timetable(tuple(events), self.owners, len(numbers))
 
     def _begin(self, rank: int, now: float) -> None:
         for _ in range(RECEIVES_AHEAD):
@@ -108,13 +130,13 @@ class _Pipeline:
         self._posted.add(key)
         now += self.call(rank, action)
         if (message := self._sent.pop(key, None)) is not None:
-            self.at(now - message.route.posting, lambda now: self._start(message, now))
+            self.at(now - message.needs.posting, lambda now: self._start(message, now))
         return now
 
     def _start(self, message: _Message, now: float) -> None:
-        route = message.route
-        links = [self._links[link] for link in route.links]
-        message.begin(now, route.latency, route.alone, route.shared, links)
+        needs = message.needs
+        links = [self._links[link] for link in needs.links]
+        message.begin(now, needs.latency, needs.alone, needs.shared, links)
         self.at(message.arrival, lambda now: self._arrive(message, now))
 
     def _arrive(self, message: _Message, now: float) -> None:
@@ -124,8 +146,8 @@ class _Pipeline:
         self._arrived[message.key] = now
         for rank in (message.sender, message.receiver):
             copies = self._copies[rank]
-            copies[0] += message.route.copied
-            copies[1] += message.route.piece
+            copies[0] += message.needs.copied
+            copies[1] += message.needs.piece
         self._proceed(message.receiver, now)
 
     def _proceed(self, rank: int, now: float) -> None:
@@ -153,9 +175,9 @@ class _Pipeline:
             if receiver == rank:
                 self._arrived[key] = end
             else:
-                route = self.route(action, rank, receiver)
-                message = _Message(key, rank, receiver, route)
-                self.at(end - route.posting, lambda now: self._send(message, now))
+                needs = self.message(action, rank, receiver)
+                message = _Message(key, rank, receiver, needs)
+                self.at(end - needs.posting, lambda now: self._send(message, now))
 
     def _send(self, message: _Message, now: float) -> None:
         if message.key in self._posted:
@@ -166,29 +188,3 @@ class _Pipeline:
 
 def _key_of(action: Action) -> tuple[int, int, int]:
     return action.stage, action.direction, action.micro_batch
-
-
-def follow(*given: Any) -> Timetable:
-    """Carry out the actions of all ranks of a pipeline.
-
-    Parameters
-    ----------
-    plan : sequence of sequences of Action
-        The actions of each rank.
-    owners : Owners
-    seconds : callable
-        Returns the time of an action of a rank that begins at a time, with its calls, in s.
-    call : callable
-        Returns the time of the calls for the message that an action of a rank waits for, in s.
-    route : callable
-        Returns that of the message of an action, from one rank to another.
-    begins : sequence of float
-        When each rank begins, in s.
-    links : dict of str to list of InTransit
-        The transfers of links by name, those of others included.
-    """
-    pipeline = _Pipeline(*given)
-    pipeline.run()
-    events = sorted(pipeline.events, key=lambda event: (event.begin, event.rank))
-    numbers = {event.action.micro_batch for event in events}
-    return Timetable(tuple(events), pipeline.owners, len(numbers))

@@ -27,7 +27,7 @@ from pydtnn.tools.perfmodel.messages import OPPOSITE, MessageCosts, duration
 from pydtnn.tools.perfmodel.outline import BucketReady, MemoryOutline, Outline, StageBytes
 from pydtnn.tools.perfmodel.overlap import InTransit
 from pydtnn.tools.perfmodel.patterns import AxisGroups
-from pydtnn.tools.perfmodel.pipelines import StageMessage, follow
+from pydtnn.tools.perfmodel.pipelines import PipelineClock, StageMessage
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import (
     LayerTime,
@@ -517,7 +517,7 @@ class _Stages:
 
         busy = [0.0 for _ in clocks]
         known: dict[Any, list[tuple[float, float, float]]] = defaultdict(list)
-        line = follow(self.plan, self.owners, seconds, call, message, begins, links)
+        line = PipelineClock(self.plan, self.owners, seconds, call, message, begins, links).run()
         for rank, clock in enumerate(clocks):
             clock.now = line.ends[rank]
             if self.two:

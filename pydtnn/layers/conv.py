@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import RESULTS, Layer, Saved, Shape, StepContext, as_tuple, toggled
-from pydtnn.layers.cost import Cost
+from pydtnn.layers.cost import NO_COST, Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.window import Padding, resolve_padding, split_shape
 from pydtnn.utils.validate import check_int
@@ -144,6 +144,10 @@ class _Conv(Layer):
             (inputs + outputs + weights) * itemsize,
             (maps + weights * dx) * itemsize + weights * dw * self.parameter_dtype.itemsize,
         )
+
+    def fused_cost(self, batch: int) -> Cost:
+        """Return the part of the cost that is of what other layers would do: none."""
+        return NO_COST
 
     def _differentiates_bias(self) -> bool:
         """Return whether backward sums dy in a sweep of its own."""

@@ -6,6 +6,7 @@ from math import ceil, prod
 
 from pydtnn.layers import Conv2d, Linear
 from pydtnn.layers.base import Layer
+from pydtnn.layers.cost import NO_COST, Cost
 from pydtnn.tools.perfmodel.platform import Platform
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
@@ -93,21 +94,28 @@ class Accelerator:
         return ceil(tiles * parts / units) * (of_part + self.kernels.fill)
 
     def layer(self, layer: Layer, samples: int, backward: bool) -> float:
-        """Return the time of a pass of a layer, in s: products, or bytes of `Layer.cost`."""
-        cost = layer.cost(samples)
+        """Return the time of a pass of a layer, in s: products, or bytes of `Layer.cost`.
+
+        What is fused with a convolution is swept besides, with the bytes of `fused_cost`.
+        """
+        cost, fused, groups, saved = layer.cost(samples), NO_COST, 1, 1.0
         if not isinstance(layer, Conv2d | Linear):
-            moved = cost.bytes_backward if backward else cost.bytes_forward
-            return self.moved(moved * self.itemsize / layer.dtype.itemsize)
-        groups, saved = 1, 1.0
+            return self.moved(self._bytes(layer, cost, backward))
         if isinstance(layer, Conv2d):
-            geometry = layer.geometry
+            fused, geometry = layer.fused_cost(samples), layer.geometry
             groups, unit = geometry.groups, {*geometry.stride} == {1}
             saved = WINOGRAD.get(geometry.kernel, 1.0) if self.winograd and unit else 1.0
+        swept = self._bytes(layer, fused, backward) / self.bandwidth
         n, k = layer.w.shape[0] // groups, prod(layer.w.shape[1:])
-        m = cost.flops_forward // (2 * groups * n * k)
+        m = (cost.flops_forward - fused.flops_forward) // (2 * groups * n * k)
         values = m * n + samples * prod(layer.input_shapes[0]) / groups + n * k
         nbytes = groups * values * self.itemsize
         if not backward:
-            return self.product(m, n, k / saved, groups, nbytes)
+            return swept + self.product(m, n, k / saved, groups, nbytes)
         inputs = self.product(m, k, n / saved, groups, nbytes) if layer.needs_dx else 0.0
-        return inputs + self.product(k, n, m / saved, groups, nbytes)
+        return swept + inputs + self.product(k, n, m / saved, groups, nbytes)
+
+    def _bytes(self, layer: Layer, cost: Cost, backward: bool) -> float:
+        """Return the bytes of a pass, of elements of the type of operands."""
+        nbytes = cost.bytes_backward if backward else cost.bytes_forward
+        return nbytes * self.itemsize / layer.dtype.itemsize

@@ -21,8 +21,10 @@ from pydtnn.layers import (
     ReLU,
     Sequential,
 )
+from pydtnn.layers.base import Layer
 from pydtnn.model import Model
 from pydtnn.tools.perfmodel.compute import AnalyticCosts, Label
+from pydtnn.tools.perfmodel.compute.accelerator import Accelerator
 from pydtnn.tools.perfmodel.compute.analytic import work_of
 from pydtnn.tools.perfmodel.compute.classes import Rates, classify
 from pydtnn.tools.perfmodel.entries import KernelClass
@@ -120,6 +122,20 @@ def test_achieved_rates_replace_peaks_where_they_are_known(model):
     assert seconds(costs, model, "forward", "pool") == pytest.approx(
         1 + pool.flops_forward / 1e8 + pool.bytes_forward / 5e7
     )
+
+
+def test_on_an_accelerator_what_is_fused_with_a_convolution_passes_its_memory():
+    device = Accelerator(platform := Platform.load("dgx-a100"), "float32")
+
+    def layer(fuse: bool) -> Layer:
+        net = Sequential(Conv2d(64, 1, bias=False, name="c"), BatchNorm(), ReLU(), Conv2d(8, 1))
+        return Model(net, (32, 32, 64), backend="numpy", fuse=fuse).layers["c"]
+
+    fused, plain = layer(True), layer(False)
+    more = device.layer(fused, 64, True) - device.layer(plain, 64, True)
+    moved = fused.cost(64).bytes_backward - plain.cost(64).bytes_backward
+    assert moved > 0
+    assert more == pytest.approx(moved / platform.compute.kernels.memory / platform.rank_bandwidth)
 
 
 def test_another_dtype_has_the_same_share_of_its_peak(model):

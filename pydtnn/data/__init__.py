@@ -16,6 +16,7 @@ from pydtnn.utils.lazy import homes, lazy
 if TYPE_CHECKING:
     from pydtnn.data.array import ArrayDataset as ArrayDataset
     from pydtnn.data.augment import AUGMENTATIONS as AUGMENTATIONS
+    from pydtnn.data.augment import AlternatingFlip as AlternatingFlip
     from pydtnn.data.augment import Augmentation as Augmentation
     from pydtnn.data.augment import ColorJitter as ColorJitter
     from pydtnn.data.augment import Cutout as Cutout

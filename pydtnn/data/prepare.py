@@ -62,7 +62,12 @@ class Prepare:
         """Draw the random bits of samples, ``(n, self.words)`` uint32."""
         if not self.words:
             return np.empty((len(samples), 0), np.uint32)
-        return bits(seed, stream("augment"), epoch, samples, self.words)
+        words = bits(seed, stream("augment"), epoch, samples, self.words)
+        alternate = [own.alternates for own in self.augment for _ in range(own.words)]
+        if any(alternate):
+            even = bits(seed, stream("augment"), 0, samples, self.words)
+            words = np.where(alternate, ~even if epoch % 2 else even, words)
+        return words
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pydtnn.data.augment.operations import PixelAugmentation as PixelAugmentation
     from pydtnn.data.augment.randaugment import RandAugment as RandAugment
     from pydtnn.data.augment.resized_crop import RandomResizedCrop as RandomResizedCrop
+    from pydtnn.data.augment.simple import AlternatingFlip as AlternatingFlip
     from pydtnn.data.augment.simple import Cutout as Cutout
     from pydtnn.data.augment.simple import HorizontalFlip as HorizontalFlip
     from pydtnn.data.augment.simple import RandomCrop as RandomCrop

@@ -26,11 +26,15 @@ class Augmentation(ABC):
     kernel : str
         Its name in the kernel of a device, with the attribute that is its parameter behind a colon;
         empty without one. Not inherited.
+    alternates : bool
+        Whether the random bits of a sample are the same in all even epochs, and their complement in
+        the odd ones. False by default: each epoch has its own.
     """
 
     pixels: ClassVar[bool] = False
     moves: ClassVar[bool] = True
     kernel: ClassVar[str] = ""
+    alternates: ClassVar[bool] = False
 
     @property
     def words(self) -> int:

@@ -14,6 +14,7 @@ AUGMENTATIONS = Named(
         "crop": "RandomCrop",
         "resized_crop": "RandomResizedCrop",
         "flip": "HorizontalFlip",
+        "alternating_flip": "AlternatingFlip",
         "jitter": "ColorJitter",
         "randaugment": "RandAugment",
         "cutout": "Cutout",

@@ -125,6 +125,22 @@ class HorizontalFlip(Augmentation):
 
 
 @dataclass(frozen=True)
+class AlternatingFlip(HorizontalFlip):
+    """Mirror half of the images, left to right, and in the next epoch the other half.
+
+    Two consecutive epochs have both forms of every image, whereas independent flips repeat the form
+    of half of the images.
+
+    References
+    ----------
+    Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, section 3.6.
+    """
+
+    kernel: ClassVar[str] = "flip"
+    alternates: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class Cutout(Augmentation):
     """Fill a square of `size` pixels with the mean colour; its centre may be at the edge.
 

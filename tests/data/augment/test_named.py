@@ -7,6 +7,7 @@ import pytest
 
 from pydtnn.data import (
     AUGMENTATIONS,
+    AlternatingFlip,
     ArrayDataset,
     ColorJitter,
     Cutout,
@@ -21,8 +22,8 @@ from pydtnn.data import (
 from tests.each import each
 
 ALL = [
-    *(RandomCrop(2), RandomResizedCrop(), HorizontalFlip(), ColorJitter(), RandAugment()),
-    *(RandAugment(5, 30), Cutout(4), Cutout(3), RandomErasing(0.8)),
+    *(RandomCrop(2), RandomResizedCrop(), HorizontalFlip(), AlternatingFlip(), ColorJitter()),
+    *(RandAugment(), RandAugment(5, 30), Cutout(4), Cutout(3), RandomErasing(0.8)),
 ]
 
 

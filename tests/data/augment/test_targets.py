@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data import (
     AUGMENTATIONS,
+    AlternatingFlip,
     ArrayDataset,
     Augmentation,
     ColorJitter,
@@ -31,7 +32,7 @@ from tests.each import each
 Array = NDArray[Any]
 
 MOVING = [
-    *(RandomCrop(3), HorizontalFlip(), RandAugment(), RandAugment(5, 30)),
+    *(RandomCrop(3), HorizontalFlip(), AlternatingFlip(), RandAugment(), RandAugment(5, 30)),
     RandomResizedCrop(0.2),
 ]
 STILL = [ColorJitter(), Cutout(4), RandomErasing(1.0)]

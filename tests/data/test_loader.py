@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import (
+    AlternatingFlip,
     Batch,
     ColorJitter,
     Cutout,
     Dataset,
-    HorizontalFlip,
     Loader,
     RandAugment,
     RandomCrop,
@@ -25,7 +25,7 @@ from pydtnn.data.order import permutation
 from tests.each import each
 
 AUGMENT = (
-    *(RandomCrop(2), RandomResizedCrop(0.3), HorizontalFlip(), ColorJitter(), RandAugment()),
+    *(RandomCrop(2), RandomResizedCrop(0.3), AlternatingFlip(), ColorJitter(), RandAugment()),
     *(Cutout(2), RandomErasing()),
 )
 
@@ -75,6 +75,15 @@ def test_augmentation_changes_with_epoch_and_seed_but_not_with_batches_ranks_or_
         np.testing.assert_array_equal(by_sample(0, 0, threads=4, **same), one)
     assert (by_sample(1, 0) != one).any()
     assert (by_sample(0, 1) != one).any()
+
+
+def test_alternating_flips_mirror_every_image_from_one_epoch_to_the_next(images):
+    epoch = loaders(images, 1, batch=23, shuffle=False, augment=[AlternatingFlip()])
+    first, second, third = (epoch(number)[0][0].x for number in range(3))
+    np.testing.assert_array_equal(second, first[:, :, ::-1])
+    np.testing.assert_array_equal(third, first)
+    plain = loaders(images, 1, batch=23, shuffle=False)(0)[0][0].x
+    assert 0 < (plain != first).any((1, 2, 3)).sum() < 23
 
 
 def test_without_shuffling_the_order_is_the_data_s_and_some_ranks_get_nothing(images):
@@ -221,7 +230,7 @@ class Floats(Probe):
         ({"global_batch_size": 2.5}, "the global batch must be a whole number, got 2.5"),
         ({"seed": "a"}, "seed must be a whole number, got 'a'"),
         ({"augment": "flip"}, "augment must be a list of augmentations, got 'flip'; use"),
-        ({"augment": [HorizontalFlip]}, "augment must be a list of augmentations"),
+        ({"augment": [AlternatingFlip]}, "augment must be a list of augmentations"),
         ({"dataset": Probe(9), "augment": AUGMENT}, r"requires images .* shape \(1,\)"),
         ({"dataset": Probe(0)}, "expected at least one sample, got none in probe"),
         ({"dataset": Bare(9)}, "the data set Bare has no `input_shape`; set it"),

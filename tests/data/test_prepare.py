@@ -7,16 +7,7 @@ import ml_dtypes  # noqa: F401  # makes "bfloat16" a dtype
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.data import (
-    AlternatingFlip,
-    ArrayDataset,
-    Batch,
-    Cutout,
-    HorizontalFlip,
-    Loader,
-    Prepare,
-    RandomCrop,
-)
+from pydtnn.data import ArrayDataset, Batch, Cutout, HorizontalFlip, Loader, Prepare, RandomCrop
 from pydtnn.data.statistics import Statistics
 from pydtnn.kernels import Backend, create_backend
 from tests.each import each
@@ -71,18 +62,6 @@ def test_raw_batches_become_those_that_the_loader_prepares(images, augment, dtyp
             assert x.dtype == expected.dtype == np.dtype(dtype)
             assert x.tobytes() == expected.tobytes() == one.x[rows].tobytes()
         np.testing.assert_array_equal(other.x, images.x[other.samples])  # as it was
-
-
-def test_an_alternating_flip_mirrors_in_odd_epochs_what_it_does_not_in_even_ones(images):
-    samples, mirrored = np.arange(len(images)), list[NDArray[Any]]()
-    for augment in ((HorizontalFlip(),), (RandomCrop(2), HorizontalFlip(), AlternatingFlip())):
-        prepare = Prepare(augment, None, images.input_shape, "float32")
-        words = [prepare.draw(3, epoch, samples)[:, -4:-3] >> 31 for epoch in range(4)]
-        mirrored.append(np.concatenate(words, axis=1))
-    independent, alternating = mirrored
-    assert 0 < alternating[:, 0].sum() < len(images)
-    np.testing.assert_array_equal(alternating[:, :3], 1 - alternating[:, 1:])
-    assert not (independent[:, :1] == 1 - independent[:, 1:2]).all()
 
 
 def test_float_targets_are_what_a_model_s_outputs_are(images):

@@ -46,16 +46,11 @@ def test_a_sample_s_change_does_not_depend_on_the_rest_of_the_batch(rng, change,
 
 
 def test_augmentations_are_made_from_one_line():
-    assert create_augmentations("crop:2, flip,cutout") == (
-        RandomCrop(2),
-        HorizontalFlip(),
-        Cutout(8),
-    )
-    assert create_augmentations("resized_crop:0.3,jitter:.2:0.1:0,randaugment:1:14") == (
-        RandomResizedCrop(0.3),
-        ColorJitter(0.2, 0.1, 0),
-        RandAugment(1, 14),
-    )
+    usual = (RandomCrop(2), HorizontalFlip(), Cutout(8))
+    assert create_augmentations("crop:2, flip,cutout") == usual
+    numbers = (RandomResizedCrop(0.3), ColorJitter(0.2, 0.1, 0), RandAugment(1, 14))
+    text = "resized_crop:0.3,jitter:.2:0.1:0,randaugment:1:14"
+    assert create_augmentations(text) == numbers
     assert create_augmentations("none") == create_augmentations("") == ()
 
 

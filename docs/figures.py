@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -458,6 +459,40 @@ def speed(figure: Figure) -> None:
     figure.subplots_adjust(wspace=0.14, bottom=0.18)
 
 
+# -- over ranks -----------------------------------------------------------------------------------
+
+TARGET = 0.98
+
+
+def ranks(figure: Figure) -> None:
+    """Time to an accuracy and time of a step over ranks, of the stored results."""
+    lines = (Path(__file__).parent.parent / "benchmarks/results/over_ranks.jsonl").read_text()
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for row in map(json.loads, lines.splitlines()):
+        if row["seed"]:  # no search of a rate
+            found.setdefault(row["way"], {}).setdefault(row["ranks"], []).append(row)
+    left, right = figure.subplots(1, 2)
+    for (way, rows), color in zip(found.items(), (PALETTE[i] for i in (0, 4, 7, 2)), strict=True):
+        (numbers, runs), middle = zip(*sorted(rows.items()), strict=True), {}
+        for n, own in zip(numbers, runs, strict=True):
+            times = [1e3 * row["seconds"] if row["accuracy"] >= TARGET else np.inf for row in own]
+            left.plot([n] * len(times), times, "_", color=color, ms=7)
+            middle[n] = np.median(times)
+        left.plot(numbers, [*middle.values()], "o-", color=color, ms=3, lw=1.4, label=way)
+        for name, style in (("seconds", "o-"), ("waiting", "o:")):
+            parts = [1e3 * own[0][name] / own[0]["steps"] for own in runs]
+            right.plot(numbers, parts, style, color=color, ms=3, lw=1.4)
+    words = (f"ms until {100 * TARGET:g} %", "ms per step; dotted: waiting")
+    for axes, title in zip((left, right), words, strict=True):
+        axes.set_title(title, color=INK, size=11)
+        plain(axes, "virtual ranks", "")
+        axes.set_xscale("log", base=2)
+        ticks = sorted({n for rows in found.values() for n in rows})
+        axes.set_xticks(ticks, ticks)
+        axes.set_ylim(bottom=0)
+    left.legend(frameon=False, labelcolor="linecolor")
+
+
 # -- orthogonal steps -----------------------------------------------------------------------------
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
@@ -523,6 +558,7 @@ def over_rates(
 PICTURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "speed": (speed, (7.6, 2.9)),
     "schemes": (schemes, SIZE),
+    "ranks": (ranks, (6.4, 3)),
     "rare": (rare, SIZE),
     "muon": (partial(over_rates, RULES, RATES), SIZE),
     "asynchronous": (partial(over_rates, DELAYED, RATES[:4]), SIZE),

@@ -74,7 +74,6 @@ def main() -> None:
     """Train what is missing in the results, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 16, 64])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, required=True, help="file of runs, JSON lines")
     given, options = parser.parse_known_args()
@@ -92,7 +91,7 @@ def main() -> None:
 
     print(f"{'ranks':>5} {'way':10} {'rate':>5} ms/step waiting MB/step {'steps':>12}  seconds")
     for ranks in given.ranks:
-        for way in given.ways if ranks > 1 else ["all-reduce"]:
+        for way in WAYS if ranks > 1 else ["all-reduce"]:
             tried = [run(min(max(ranks, 4), 16), way, rate, 0) for rate in RATES]
             rate = min(tried, key=until)["rate"]
             rows = [run(ranks, way, rate, seed) for seed in range(1, 1 + given.seeds)]

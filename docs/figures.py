@@ -469,12 +469,12 @@ def ranks(figure: Figure) -> None:
     lines = (Path(__file__).parent.parent / "benchmarks/results/over_ranks.jsonl").read_text()
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for row in map(json.loads, lines.splitlines()):
-        if row["seed"]:  # no search of a rate
-            found.setdefault(row["way"], {}).setdefault(row["ranks"], []).append(row)
+        found.setdefault(row["way"], {}).setdefault(row["ranks"], []).append(row)
     left, right = figure.subplots(1, 2)
     for (way, rows), color in zip(found.items(), (PALETTE[i] for i in (0, 4, 7, 2)), strict=True):
         (numbers, runs), middle = zip(*sorted(rows.items()), strict=True), {}
         for n, own in zip(numbers, runs, strict=True):
+            own = [row for row in own if row["seed"]] or own  # or the search alone
             times = [1e3 * row["seconds"] if row["accuracy"] >= TARGET else np.inf for row in own]
             left.plot([n] * len(times), times, "_", color=color, ms=7)
             middle[n] = np.median(times)

@@ -42,7 +42,7 @@ SHARED = {  # templates besides a family's own
     "recurrent": ["gemm"],
 }
 PLAIN = ["recycle"]  # sources without variants, linked into every family and _memory
-INLINED = {"hash"}  # kernels in a header, compiled with what wraps them
+INLINED = {"hash", "pixels"}  # kernels in a header, compiled with what wraps them
 PYTHON_H = "#include <Python.h>\n"
 STORED = {"conv", "elementwise", "linear", "norm", "pool", "random"}
 """Families with variants for arrays of bfloat16."""

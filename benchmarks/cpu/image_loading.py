@@ -12,6 +12,9 @@ of its workers, takes its turn. Columns: images per second, median and greatest 
 the ratio of the medians to PyTorch with as many workers. The line above them is the comparison of
 the shards with their checksums, once before training. Files are in the page cache: this measures
 decoding, not a disk.
+
+With ``--train``: whole training beside its steps alone, images per second; "processor" is the ratio
+of the images per second of processor time of all threads, which other processes hardly disturb.
 """
 
 from __future__ import annotations
@@ -105,8 +108,14 @@ def theirs(data: Dataset, batch: int, workers: int) -> int:
 
 def rate(load: Callable[[], int]) -> float:
     """Images per second of an epoch, the start of workers included."""
-    start = time.perf_counter()
-    return load() / (time.perf_counter() - start)
+    return rates(load)[0]
+
+
+def rates(load: Callable[[], int]) -> tuple[float, float]:
+    """Images per second, and per second of processor time of all threads."""
+    start, used = time.perf_counter(), time.process_time()
+    images = load()
+    return images / (time.perf_counter() - start), images / (time.process_time() - used)
 
 
 def measure(report: Report, folder: Path, args: argparse.Namespace) -> None:
@@ -173,7 +182,7 @@ def train(report: Report, folder: Path, args: argparse.Namespace) -> None:
     """Print a row for each network."""
     write_images(folder / "images", args.images, args.side)
     pack_shards(folder / "images", folder / "shards")
-    header = f"{'network':14}{'batch':>6}{'training':>10}{'steps':>8}{'ratio':>8}  quartiles"
+    header = f"{'network':14}{'batch':>6}{'training':>10}{'steps':>8}{'ratio':>8}  {'quartiles':14}  processor"
     report.line(f"{args.images} JPEGs of {args.side} x {args.side}, images/s")
     report.line(header)
     for name in args.train:
@@ -188,11 +197,13 @@ def train(report: Report, folder: Path, args: argparse.Namespace) -> None:
         fit = partial(whole_epoch, trainer, data, work.batch)
         fit()  # chooses algorithms
         alone = partial(steps_on, trainer, batch, steps)
-        pairs = np.array([(rate(fit), rate(alone)) for _ in range(args.turns)])
-        low, ratio, high = np.quantile(pairs[:, 0] / pairs[:, 1], (0.25, 0.5, 0.75))
-        whole, step = np.median(pairs, axis=0)
+        turns = np.array([(rates(fit), rates(alone)) for _ in range(args.turns)])
+        whole, step = np.median(turns, axis=0)[:, 0]
+        quartiles = np.quantile(turns[:, 0] / turns[:, 1], (0.25, 0.5, 0.75), axis=0)
+        (low, ratio, high), (_, processor, _) = quartiles.T
         report.line(
             f"{name:14}{work.batch:6}{whole:10.1f}{step:8.1f}{ratio:8.3f}  {low:.3f} to {high:.3f}"
+            f"{processor:11.3f}"
         )
 
 

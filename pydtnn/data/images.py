@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import as_indices
+from pydtnn.data.pixels import resize
 from pydtnn.data.statistics import Statistics
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import check_bool, check_float, check_int
@@ -43,6 +44,9 @@ MARKER = b"\xff\xd8\xff"
 
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """Errors of Pillow for damaged data."""
+
+MAX_MEMORY = 16 << 20
+"""Bytes that a thread keeps for images that are resized."""
 
 MAX_NAMED = 50
 """Bad files that a message names."""
@@ -126,7 +130,7 @@ class Decoder:
             return fast
         try:
             with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
-                pixels = self._read(image)
+                return self._read(image)
         except pillow.UnidentifiedImageError as error:
             raise ValueError(
                 f"{self.who}: expected a {KINDS} image in {where}, got other or damaged data; "
@@ -137,7 +141,6 @@ class Decoder:
             raise ValueError(
                 f"{self.who}: the image {where} is damaged ({reason}); remove or replace it"
             ) from error
-        return pixels.reshape(*pixels.shape[:2], self.channels)
 
     def _pillow(self) -> Any:
         return import_optional("PIL.Image", "pillow", f"{self.who}: reading images")
@@ -145,8 +148,7 @@ class Decoder:
     def _jpeg(self, data: bytes) -> NDArray[np.uint8] | None:
         """Return the pixels of an undamaged JPEG; None if Pillow has to decode the data.
 
-        Pillow converts colours to grey, decodes large images at a fraction of their size, and
-        reports damage.
+        Pillow converts colours to grey, turns photographs, and reports damage.
         """
         simplejpeg, pillow = _simplejpeg(), self._pillow()
         if simplejpeg is None or not data.startswith(MARKER):
@@ -162,15 +164,18 @@ class Decoder:
                 return None
             if self.channels == 4 or (self.channels == 1 and colours != "Gray"):
                 return None
-            if self._sides is not None and _halves((height, width), self._sides):
+            own = _decoded((height, width), self._sides)
+            if max(height, width) < 8:  # several fractions would be of the same size
                 return None
-            pixels = simplejpeg.decode_jpeg(data, "GRAY" if self.channels == 1 else "RGB")
+            resized = self._sides not in (None, own)
+            memory = _memory(own[0] * own[1] * self.channels) if resized else None
+            kind = "GRAY" if self.channels == 1 else "RGB"
+            pixels = simplejpeg.decode_jpeg(
+                data, kind, min_height=own[0], min_width=own[1], buffer=memory
+            )
         except (*DAMAGED, pillow.DecompressionBombError):
             return None
-        if self._sides is None or pixels.shape[:2] == self._sides:
-            return pixels
-        image = pillow.fromarray(pixels[..., 0] if self.channels == 1 else pixels)
-        return np.array(self._fit(image)).reshape(*self._sides, self.channels)
+        return self._fit(pixels) if pixels.shape[:2] == own else None
 
     def _orientation(self, image: Any) -> int:
         """Return the orientation that is to be applied to an open image."""
@@ -193,17 +198,26 @@ class Decoder:
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # Pillow warns of any other conversion
         mode = MODES[self.channels]
-        return np.array(self._fit(image if image.mode == mode else image.convert(mode)))
+        pixels = np.array(image if image.mode == mode else image.convert(mode))
+        return self._fit(pixels.reshape(*pixels.shape[:2], self.channels))
 
-    def _fit(self, image: Any) -> Any:
-        if self._sides is None or image.size == self._sides[::-1]:
-            return image
-        height, width = self._sides
-        across = min(image.width, max(image.height * width // height, 1))
-        down = min(image.height, max(image.width * height // width, 1))
-        left, top = (image.width - across) // 2, (image.height - down) // 2
+    def _fit(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Resize the middle of an image ``(H, W, channels)``."""
+        if self._sides is None or pixels.shape[:2] == self._sides:
+            return pixels
+        (height, width), (tall, wide) = self._sides, pixels.shape[:2]
+        across, down = (
+            min(wide, max(tall * width // height, 1)),
+            min(tall, max(wide * height // width, 1)),
+        )
+        left, top = (wide - across) // 2, (tall - down) // 2
         box = (left, top, left + across, top + down)
-        return image.resize((width, height), self._pillow().Resampling.BILINEAR, box=box)
+        if self.channels == 4:  # colours count as much as they can be seen
+            image, pillow = self._pillow().fromarray(pixels), self._pillow()
+            return np.array(image.resize((width, height), pillow.Resampling.BILINEAR, box=box))
+        out = np.empty((height, width, self.channels), np.uint8)
+        resize(pixels, box, out)
+        return out
 
 
 def name_bad(problems: Sequence[str]) -> str:
@@ -220,9 +234,24 @@ def name_bad(problems: Sequence[str]) -> str:
     return f"{len(problems)} files cannot be used: " + "; ".join([*problems[:MAX_NAMED], *more])
 
 
-def _halves(own: tuple[int, int], sides: tuple[int, int]) -> bool:
-    """Return whether Pillow decodes a JPEG at a half of its size, or less, for a result."""
-    return all(extent >= 2 * (2 * side) for extent, side in zip(own, sides, strict=True))
+def _decoded(own: tuple[int, int], sides: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the size at which a JPEG is decoded for a result, as Pillow's `draft` chooses it."""
+    times = min(extent // (2 * side) for extent, side in zip(own, sides or own, strict=True))
+    step = next((step for step in (8, 4, 2) if times >= step), 1)
+    return -(-own[0] // step), -(-own[1] // step)
+
+
+_own = threading.local()
+
+
+def _memory(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory of this thread, which is kept: new pages cost a quarter of the decoding."""
+    memory: NDArray[np.uint8] = getattr(_own, "memory", np.empty(0, np.uint8))
+    if len(memory) < nbytes:
+        memory = np.empty(nbytes, np.uint8)
+        if nbytes <= MAX_MEMORY:
+            _own.memory = memory
+    return memory
 
 
 @cache

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pydtnn.data.pixels import look_up
+
 Array = NDArray[Any]
 
 CHUNK_BYTES, CHUNK_ROWS = 4 << 20, 1024
@@ -145,7 +147,14 @@ class Normalize:
         if self.statistics is None:
             with np.errstate(over="ignore"):  # infinities of float16 are reported with the loss
                 return np.array(x, dtype=self.dtype, order="C")
-        scale, shift = (np.tile(c, self.width // self.channels) for c in self.coefficients(x.dtype))
+        scale, shift = self.coefficients(x.dtype)
+        if x.dtype == np.uint8 and self.dtype == np.float32:
+            table = np.arange(256, dtype=np.float32) * scale[:, None]
+            table += shift[:, None]  # of (channels, 256)
+            out = np.empty(x.shape, np.float32)
+            look_up(np.ascontiguousarray(x), table, out)
+            return out
+        scale, shift = (np.tile(c, self.width // self.channels) for c in (scale, shift))
         out = np.empty(x.shape, self.arithmetic)
         rows = out.reshape(-1, self.width)  # (N * H, W * C)
         np.multiply(x.reshape(-1, self.width), scale, out=rows)

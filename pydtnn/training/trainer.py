@@ -222,6 +222,7 @@ class Trainer(SuggestsNames):
         self.pending: tuple[str, int] | None = None
         self.recovered = False
         self.stop = self._loaded = self._warned = False
+        self._tuned_for = 0  # samples of the largest pass, for which algorithms have been selected
         self.global_batch_size = 0
         self._validation: Dataset | None = None
         self.totals = self.setup.new_totals()
@@ -371,8 +372,9 @@ class Trainer(SuggestsNames):
         self._results.clear()
         self._forget_own()
         largest = -(-min(loader.global_batch_size, len(train)) // loader.shards)
-        if not self.recovered:
+        if not self.recovered and (rebound or was or largest != self._tuned_for):
             autotune(self.model, self.comm, largest, training=True)
+            self._tuned_for = largest
         return loader
 
     def _run_epoch(self, loader: Loader, seed: int, validation: Dataset | None) -> None:

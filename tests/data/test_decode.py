@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pydtnn.data import pixels as pixels_module
 from pydtnn.data.images import Decoder
 from tests.each import each
 
@@ -38,7 +40,7 @@ def test_a_png_has_the_pixels_that_were_written(pixels):
 
 def random_jpeg(rng: np.random.Generator) -> bytes:
     """A JPEG of any size, colours and options, of which some are cut off."""
-    height, width = (int(n) for n in rng.integers(1, 160, 2))
+    height, width = (int(n) for n in rng.integers(1, rng.choice([20, 160, 400]), 2))
     mode = str(rng.choice(["RGB", "L", "CMYK"], p=[0.7, 0.2, 0.1]))
     blocks = rng.integers(0, 256, (max(height // 5, 1), max(width // 5, 1), 3)).astype(np.uint8)
     picture = image.fromarray(blocks).resize((width, height)).convert(mode)
@@ -71,6 +73,36 @@ def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(rng, monkeypatch)
         np.testing.assert_array_equal(*found)
         assert found[0].flags.writeable
     assert fast > 60
+
+
+def test_compiled_pixels_are_those_of_pillow_and_numpy(rng, monkeypatch):
+    """Of sides from 1 to 150, boxes anywhere, and black and white at the limits."""
+    compiled = pixels_module.resize, pixels_module.look_up
+    monkeypatch.setitem(sys.modules, "pydtnn.utils._pixels", None)
+    plain = importlib.reload(pixels_module)
+    references = plain.resize, plain.look_up
+    monkeypatch.undo()
+    importlib.reload(pixels_module)
+    for channels in [1, 3] * 60:
+        height, width, rows, columns = (int(n) for n in np.exp(rng.uniform(0, 5, 4)).round())
+        x = rng.integers(0, 256, (height, width, channels)).astype(np.uint8)
+        x = x if rng.integers(4) else x // 128 * 255
+        left, right = sorted(int(n) for n in rng.choice(width + 1, 2, replace=False))
+        top, bottom = sorted(int(n) for n in rng.choice(height + 1, 2, replace=False))
+        table = rng.normal(size=(channels, 256)).astype(np.float32)
+        found = []
+        for resize, look_up in (compiled, references):
+            small, wide = np.empty((rows, columns, channels), np.uint8), np.empty(x.shape, "f4")
+            resize(x, (left, top, right, bottom), small)
+            look_up(x, table, wide)
+            found.append((small, wide))
+        for ours, reference in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, reference)
+    for box in ((0, 0, width + 1, 1), (-1, 0, 1, 1), (1, 0, 1, 1), (0, 2**62, 1, 2**63 - 1)):
+        with pytest.raises(ValueError, match="no box"):
+            compiled[0](x, box, small)
+    with pytest.raises(ValueError, match="elements"):
+        compiled[1](x, table, wide[:0])
 
 
 @each("mode", ["1", "L", "LA", "P", "P, transparent", "RGBA"])

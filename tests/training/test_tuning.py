@@ -20,6 +20,7 @@ from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.train import main
+from pydtnn.training import preparation
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.preparation import autotune
 from tests.each import each
@@ -117,12 +118,22 @@ def test_only_the_largest_batch_is_measured(accumulation):
     assert {*layer.chosen.values()} == {"winograd4"}
 
 
-def test_a_second_training_or_an_evaluation_measures_what_is_new_to_it():
+def test_a_second_training_or_an_evaluation_measures_what_is_new_to_it(monkeypatch):
+    rehearsed: list[int] = []
+    rehearse = preparation._rehearse
+
+    def counting(model: Model, batch: int, training: bool) -> None:
+        rehearsed.append(batch)
+        rehearse(model, batch, training)
+
+    monkeypatch.setattr(preparation, "_rehearse", counting)
     trainer, layer = build(Serial(), "winograd4")
     data = small_data()[0]
     trainer.fit(data, batch_size=2)
     trainer.fit(data, batch_size=2, epochs=2)
     assert {batch for _, batch in layer.measured} == {2}
+    trainer.fit(data, batch_size=5, epochs=3)
+    assert rehearsed == [2, 5]  # not again for the same samples
     fresh, layer = build(Serial(), "direct")
     fresh.fit(data, batch_size=16)
     assert {batch for _, batch in layer.measured} == {16}

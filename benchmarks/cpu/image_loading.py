@@ -182,9 +182,9 @@ def train(report: Report, folder: Path, args: argparse.Namespace) -> None:
     """Print a row for each network."""
     write_images(folder / "images", args.images, args.side)
     pack_shards(folder / "images", folder / "shards")
-    header = f"{'network':14}{'batch':>6}{'training':>10}{'steps':>8}{'ratio':>8}  {'quartiles':14}  processor"
+    header = f"{'network':14}{'batch':>6}{'training':>10}{'steps':>8}{'ratio':>8}"
     report.line(f"{args.images} JPEGs of {args.side} x {args.side}, images/s")
-    report.line(header)
+    report.line(f"{header}  {'quartiles':14}  processor")
     for name in args.train:
         work = WORK[name]
         options: dict[str, Any] = {"image_size": work.shape[0], "mean": MEAN, "std": STD}

@@ -65,8 +65,9 @@ class Decoder:
     """Decode images; the pixels depend on the bytes, the attributes and the libraries only.
 
     With a size, the largest part in the middle of an image that has its proportions is resized to
-    it: bilinear, with a filter as wide as the reduction, along rows first (`pixels.resize`). JPEGs of at least four times the size are
-    decoded at a half, a quarter or an eighth of theirs first, which is still twice the result.
+    it: bilinear, with a filter as wide as the reduction, along rows first (`pixels.resize`). JPEGs
+    of at least four times the size are decoded at a half, a quarter or an eighth of theirs first,
+    which is still twice the result.
     Of 16 bits per channel, the upper 8 are used.
 
     Attributes

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
-from pydtnn.data.images import KINDS, SUFFIXES, Decoder, EncodedImages, name_bad, user_statistics
+from pydtnn.data.images import (
+    KEEP,
+    KINDS,
+    SUFFIXES,
+    Decoder,
+    EncodedImages,
+    name_bad,
+    user_statistics,
+)
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
 from pydtnn.utils.launcher import is_first_on_host
@@ -68,6 +76,7 @@ def load_folder(
     check: bool = True,
     skip_bad: bool = False,
     exif_rotation: bool = True,
+    keep: str = KEEP,
 ) -> tuple[Dataset, Dataset]:
     """Use PNG, JPEG and WebP images below `data_dir`, in one folder per class.
 
@@ -99,6 +108,9 @@ def load_folder(
         all files are decoded here then. By default they raise one error, with what to do.
     exif_rotation : bool, default True
         Whether photographs are turned to the orientation in their metadata.
+    keep : str, default "0 B"
+        Size of the decoded images that each process keeps in memory for later epochs, such as
+        "2 GiB", of the training and of the test set each: results are the same.
 
     Raises
     ------
@@ -114,8 +126,9 @@ def load_folder(
     statistics = user_statistics("folder", mean, std, channels)
     skip = decode if check_bool("folder", "skip_bad", skip_bad) else None
     train, test = find_images("folder", data_folder(data_dir), test_fraction, seed, skip)
-    own = ImageFolder(decode, train, like=None, statistics=statistics, check=check)
-    return own, ImageFolder(decode, test, like=own, statistics=None, check=check)
+    options: dict[str, Any] = {"check": check, "keep": keep}
+    own = ImageFolder(decode, train, like=None, statistics=statistics, **options)
+    return own, ImageFolder(decode, test, like=own, statistics=None, **options)
 
 
 class ImageFolder(EncodedImages):
@@ -125,7 +138,7 @@ class ImageFolder(EncodedImages):
     ----------
     decode : Decoder
     images : Images
-    like, statistics, check
+    like, statistics, check, keep
         See `EncodedImages`.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import threading
 import zlib
@@ -22,6 +23,7 @@ from pydtnn.data.order import as_indices
 from pydtnn.data.pixels import resize
 from pydtnn.data.statistics import Statistics
 from pydtnn.utils.imports import import_optional
+from pydtnn.utils.units import parse_quantity
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 # Decoding of images with Pillow, to pixels of one size.
@@ -266,6 +268,9 @@ def _simplejpeg() -> Any:
 
 Array = NDArray[Any]
 
+KEEP = "0 B"
+"""Decoded images that stay in memory, by default none."""
+
 MAX_SERIAL_PIXELS = 48 * 48
 """Pixels of images that are decoded by one thread at a time: decoding them takes less time than
 threads lose when they hand Python's interpreter lock to one another for every image."""
@@ -274,7 +279,8 @@ threads lose when they hand Python's interpreter lock to one another for every i
 class EncodedImages(Dataset):
     """Labelled images of one size; a subclass finds their encoded bytes.
 
-    Only the images of a batch are in memory. They are decoded by the threads of the loader.
+    Only the images of a batch, and those that are kept, are in memory. They are decoded by the
+    threads of the loader.
 
     Parameters
     ----------
@@ -287,6 +293,9 @@ class EncodedImages(Dataset):
         Of a training set, if they are known. Otherwise they are measured before training.
     check : bool
         Whether all images are decoded once before training, also if nothing is to be measured.
+    keep : str
+        Size of the decoded images that stay in memory, such as "2 GiB": of each process, and of
+        this data set. Those that are read first are kept, so that later epochs read the same.
 
     Raises
     ------
@@ -303,6 +312,7 @@ class EncodedImages(Dataset):
         like: EncodedImages | None,
         statistics: Statistics | None,
         check: bool,
+        keep: str = KEEP,
     ) -> None:
         self.name, self.decode, self.like = decode.who, decode, like
         self.encoding = TURNED if decode.exif_rotation else STORED
@@ -314,6 +324,8 @@ class EncodedImages(Dataset):
             self.input_shape = decode.shape
         else:
             self.input_shape = decode(self.encoded(0), self.place(0)).shape
+        nbytes = parse_quantity(f"{self.name}: keep", keep, "B", positive=False)
+        self._most, self._kept = nbytes // math.prod(self.input_shape), dict[int, Array]()
         if statistics is not None and like is None:
             self.statistics = statistics
         height, width = self.input_shape[:2]
@@ -348,6 +360,8 @@ class EncodedImages(Dataset):
         return self.labels[as_indices(self.name, indices, len(self))]
 
     def _image(self, index: int) -> Array:
+        if (known := self._kept.get(index)) is not None:
+            return known
         where = self.place(index)
         pixels = self.decode(self.encoded(index), where)
         if pixels.shape != self.input_shape:
@@ -357,6 +371,8 @@ class EncodedImages(Dataset):
                 f"pixels, as the first one has, got {height} x {width} in {where}; set "
                 "image_size=N, to which all are resized and cropped"
             )
+        if len(self._kept) < self._most:
+            self._kept[index] = pixels
         return pixels
 
 

@@ -34,6 +34,19 @@ def test_images_have_the_classes_of_their_folders(tmp_path, suffix, test):
         np.testing.assert_array_equal(labels, data.read_targets(indices))
 
 
+def test_images_that_are_kept_are_the_same_and_are_not_decoded_again(tmp_path, monkeypatch):
+    root, options = write_images(tmp_path), {"image_size": 4, "check": False}
+    data = load_folder(data_dir=root, keep="0.5 kB", **options)[0]  # 10 images of 48 B
+    first, decoded, encoded = read_all(data)[0], [], data.encoded
+    first[0] += 1  # a copy
+    monkeypatch.setattr(data, "encoded", lambda i: decoded.append(i) or encoded(i))
+    expected = read_all(load_folder(data_dir=root, **options)[0])[0]
+    np.testing.assert_array_equal(read_all(data)[0], expected)
+    assert decoded == [*range(10, 16)]
+    with pytest.raises(ValueError, match="folder: keep: expected a number with a unit"):
+        load_folder(data_dir=root, keep="2", **options)
+
+
 def test_images_in_folders_of_a_class_and_links_are_found_and_hidden_files_are_not(tmp_path):
     root = write_images(tmp_path)
     deeper = root / "train" / "ant" / "deeper"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
 from pydtnn.data.folder import TRAIN
-from pydtnn.data.images import Decoder, EncodedImages, user_statistics
+from pydtnn.data.images import KEEP, Decoder, EncodedImages, user_statistics
 from pydtnn.data.order import order_keys, permutation
 from pydtnn.utils.files import open_file, parse_object, path_inside, read_file, write_file
 from pydtnn.utils.validate import check_bool, check_int
@@ -227,6 +227,7 @@ def load_shards(
     window: int = 16,
     check: bool = True,
     exif_rotation: bool = True,
+    keep: str = KEEP,
 ) -> tuple[Dataset, Dataset]:
     """Use the shards in `data_dir` that ``python -m pydtnn data pack`` has written.
 
@@ -238,7 +239,7 @@ def load_shards(
     ----------
     data_dir : path, optional
         See `pydtnn.data.load_dataset`.
-    image_size, channels, mean, std, exif_rotation
+    image_size, channels, mean, std, exif_rotation, keep
         See `pydtnn.data.load_folder`. With `image_size`, `mean` and `std`, no image is decoded
         before training.
     window : int, default 16
@@ -268,7 +269,8 @@ def load_shards(
             f"shards: {root / TEST / INDEX} must have the classes of {root / TRAIN / INDEX}, got "
             f"{', '.join(test.class_names)!r:.200}; pack both again with python -m pydtnn data pack"
         )
-    options: dict[str, Any] = {"window": window, "check": check_bool("shards", "check", check)}
+    check = check_bool("shards", "check", check)
+    options: dict[str, Any] = {"window": window, "check": check, "keep": keep}
     own = ShardedImages(decode, root / TRAIN, train, like=None, statistics=statistics, **options)
     return own, ShardedImages(decode, root / TEST, test, like=own, statistics=None, **options)
 
@@ -285,7 +287,7 @@ class ShardedImages(EncodedImages):
         The radius of the shuffle, in shards.
     check : bool
         Whether shards are compared with their checksums before they are read.
-    like, statistics
+    like, statistics, keep
         See `EncodedImages`.
     """
 

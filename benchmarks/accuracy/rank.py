@@ -84,7 +84,7 @@ def compare(
             typical = profile.typical(STEPS)
             costs = [MeasuredCosts(own, varying=True) for own in typical.ranks]
             network, processor = platform.network(comm.size), Processor.of(platform)
-            ranks = simulate(workload, network, costs, processor, cores)
+            ranks = simulate(workload, network, costs, processor, cores=cores)
             predicted.append(max(one.step.seconds for one in ranks))
             communicated.append(ranks[0].step.exposed)
             memory = max(one.memory.total for one in ranks) / MIB

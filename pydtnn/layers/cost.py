@@ -26,6 +26,11 @@ class Cost(NamedTuple):
             return NotImplemented
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
+    def of_pass(self, backward: bool) -> tuple[int, int]:
+        """Return the operations and the bytes of one of both passes."""
+        flops, nbytes = self[int(backward) :: 2]
+        return flops, nbytes
+
     def with_second_forward(self) -> Cost:
         """Return the cost of a pass whose forward runs again in backward."""
         return self + Cost(0, self.flops_forward, 0, self.bytes_forward)

@@ -21,16 +21,16 @@ from pydtnn.layers.collectives import PIPELINE, Collective, Pending
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.model.memory import DryMesh, Rehearsal
-from pydtnn.model.partition.stages import Stage
 from pydtnn.model.presence import reads_of
 from pydtnn.model.recompute import Cuts, beginning
 from pydtnn.model.recompute_choice import AUTO, check_recompute
 from pydtnn.tools.perfmodel import outline as outlines
 from pydtnn.tools.perfmodel.compute import Label
+from pydtnn.tools.perfmodel.compute.segments import SegmentObserver
 from pydtnn.tools.perfmodel.outline import Affine, Event, NodeWork, Read
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.workload import Workload
-from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
+from pydtnn.utils.observer import RECOMPUTED, Kind
 
 MIN_COUNTED_BYTES = 1
 """Least size of arrays that are counted, in B."""
@@ -70,9 +70,9 @@ class DryStep:
         shape = work.cut
         position = inner_position(shape) | ({PIPELINE: stage} if PIPELINE in shape else {})
         plain = replace(work, recompute=None, memory_limit=None, plan=work.plan if shape else None)
-        self.mesh = _Mesh(shape, position) if shape else None
+        self.mesh = _Mesh(shape, position)
         self.real, self.backend = backend, dry_backend(backend, MIN_COUNTED_BYTES)
-        mesh: Any = self.mesh  # it gathers nothing
+        mesh: Any = self.mesh if shape else None  # it gathers nothing
         self.model = plain.create_model(plain.create_net(), self.backend, mesh)
         self.model.cut_outputs = True  # as with the usual losses
         nodes = {name: self._nodes_of(name) for name in blocks}
@@ -137,13 +137,9 @@ class DryStep:
         model, rehearsal, recording = self.model, Rehearsal(self.model, samples), _Recording()
         kept = rehearsal.kept() if model.pipeline is not None or self.blocks else ()
         model.statistics.begin_step()
-        model.observer = recording
-        if self.mesh is not None:
-            self.mesh.recording = recording
+        model.observer = self.mesh.recording = recording
         rehearsal.step(rehearsal.new_batch(), recording.after)
-        model.observer = None
-        if self.mesh is not None:
-            self.mesh.recording = None
+        model.observer = self.mesh.recording = None
         return recording, rehearsal.memory.peak, kept
 
     def outline(self, recompute: Any = None, *, between_hosts: bool = False) -> outlines.Outline:
@@ -182,6 +178,10 @@ class DryStep:
             for a, b in zip(few[0].passes, many[0].passes, strict=True)
         )
         stages = () if model.pipeline is None else model.pipeline.stages
+        transfers = tuple(
+            outlines.StageBytes(*(tuple(4 * prod(v.shape) for v in values) for values in sides))
+            for sides in ((stage.receives, stage.sends) for stage in stages)
+        )
         self.backend.trim()
         memory = outlines.MemoryOutline(
             **self._flat[-1][0],
@@ -205,7 +205,7 @@ class DryStep:
                     backward=after,
                     buckets=tuple(bucket for _, bucket in buckets),
                     memory=replace(own, peak=Affine(*peak)),
-                    transfers=tuple(_transfer_of(stage) for stage in stages),
+                    transfers=transfers,
                     reads=reads,
                     parts={n.name: i for i, own in enumerate(graph.parts) for n in own.layers},
                     period=self._period(forward, after, memory.nodes),
@@ -253,30 +253,23 @@ def _range_of(events: Sequence[Event], block: str, following: str) -> slice:
     return slice(start + shift, stop + shift)
 
 
-class _Recording(Observer):
+class _Recording(SegmentObserver):
     """The events of both passes: of nodes, collectives and buckets."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.passes: tuple[list[Any], list[Any]] = [], []
         self.events = self.passes[0]
-        self._open: list[list[Any]] = []  # kind, name and number of the next segment
         self._started = 0
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
         if kind is Kind.BACKWARD or name.endswith(RECOMPUTED):
             self.events = self.passes[1]
-        self._open.append(["forward" if kind is Kind.FORWARD else "backward", name, 0])
+        super().begin(kind, name)
 
-    def end(self) -> None:
-        self.segment()
-        self._open.pop()
-
-    def segment(self) -> None:
-        """End a segment of the activity that is running."""
-        if self._open:
-            activity = self._open[-1]
-            self.events.append(Label(*activity))
-            activity[2] += 1
+    def notified(self) -> None:
+        if label := self.ending():
+            self.events.append(label)
 
     def after(self, node: Node) -> None:
         """Record that the gradients that a node completes are complete."""
@@ -299,7 +292,7 @@ class _Mesh(DryMesh):
         if own is None:
             return super().start(layer, collective)
         numbers: list[int] = []
-        own.segment()
+        own.notified()
         for axis in collective.axes:
             group = self.group(axis)
             pending = collective.start(group, 0)
@@ -308,7 +301,7 @@ class _Mesh(DryMesh):
         own.events.extend(outlines.Finish(number) for number in numbers[:-1])
 
         def finish() -> Any:
-            own.segment()
+            own.notified()
             own.events.extend(outlines.Finish(number) for number in numbers[-1:])
             return pending.wait()
 
@@ -331,19 +324,12 @@ def _join(
             events.append(NodeWork(one, layers[one.name.removesuffix(RECOMPUTED)]))
         elif isinstance(one, tuple):
             number, node, operation, axis, sent = one
-            total, largest = (
-                line(measure(sent), measure(other[-1]))
-                for measure in (sum, lambda sizes: max(sizes, default=0))
-            )
+            total = line(sum(sent), sum(other[-1]))
+            largest = line(max(sent, default=0), max(other[-1], default=0))
             events.append(outlines.Start(number, node, operation, axis, total, largest, len(sent)))
         else:
             events.append(one)
     return events
-
-
-def _transfer_of(stage: Stage) -> outlines.StageBytes:
-    sides = (stage.receives, stage.sends)
-    return outlines.StageBytes(*(tuple(4 * prod(value.shape) for value in own) for own in sides))
 
 
 def _outline_of(bucket: Bucket) -> outlines.BucketOutline:

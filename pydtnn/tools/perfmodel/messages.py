@@ -19,7 +19,6 @@ from pydtnn.tools.perfmodel.patterns import (
     PIECE,
     AxisGroups,
     Processing,
-    RoundCosts,
     Wires,
     library_terms,
     rounds_of,
@@ -79,9 +78,6 @@ class MessageCosts:
         own.sum = lru_cache(maxsize=None)(own._sum)
         return own
 
-    def _rows(self, pattern: str, axis: str) -> tuple[RoundCosts, ...]:
-        return rows_of(pattern, self.groups[axis], self.wires)
-
     def _rounds(
         self, pattern: str, axis: str, nbytes: float, parts: float = 1.0
     ) -> tuple[Round, ...]:
@@ -130,7 +126,7 @@ class MessageCosts:
         if groups.ranks == 1:
             return ()
         rounds, sent = library_terms(kind, groups.ranks)
-        work, rows = 0.0, self._rows("around", axis)
+        work, rows = 0.0, rows_of("around", groups, self.wires)
         if groups.hosts > 1:  # messages inside hosts are not the slowest
             latency, transfer = max(row.latency for row in rows), max(rows[0].alone, rows[0].shared)
             spare = max(rows[0].alone - rows[0].shared, 0.0)
@@ -159,8 +155,7 @@ class MessageCosts:
     def _compressed(
         self, bucket: BucketOutline, ranks: int, compression: Compression
     ) -> tuple[Round, ...]:
-        work = Round(0.0, 0.0, compression.work(bucket, ranks))
-        rounds: list[Round] = [work]
+        rounds = [Round(0.0, 0.0, compression.work(bucket, ranks))]
         for nbytes in compression.messages(bucket):
             if compression.adds:
                 rounds += self.allreduce("data", nbytes)
@@ -239,9 +234,8 @@ class MessageCosts:
             )
         rail = ranks[sender] % groups.per_host % self.wires.rails
         links = ("from", rail, here), ("to", rail, there)
-        copied, piece = (
-            self.processing.copy * one for one in (total, sum(min(n, PIECE) for n in nbytes))
-        )
+        copied = self.processing.copy * total
+        piece = self.processing.copy * sum(min(n, PIECE) for n in nbytes)
         alone, busy = row.alone * largest, row.shared * total
         return StageMessage(row.latency, alone, busy, links, copied, piece, posting)
 

@@ -7,11 +7,10 @@ on it.
 from __future__ import annotations
 
 import platform
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -77,11 +76,8 @@ class Probe:
         mine = hosts.index(self.here)
         after, before = (self.ranks[hosts[(mine + by) % len(hosts)]] for by in (1, -1))
 
-        def write() -> None:
-            if self.place < ranks:
-                self._pass_on(after[self.place], before[self.place])
-
-        return self._merged({self.here: ranks * LONG / self._together(write)})
+        ends = (after[self.place], before[self.place]) if self.place < ranks else None
+        return self._merged({self.here: self._rate(ranks, ends)})
 
     def emulated(self) -> bool:
         """Return whether several hosts are one machine, whose processors they share."""
@@ -91,13 +87,9 @@ class Probe:
     def memories(self) -> dict[int, float]:
         """Return B/s inside each host with several ranks while each rank writes to the next."""
         ranks = len(self.local)
-
-        def write() -> None:
-            if ranks > 1:
-                self._pass_on(self.local[(self.place + 1) % ranks], self.local[self.place - 1])
-
-        seconds = self._together(write)
-        return self._merged({self.here: ranks * LONG / seconds} if ranks > 1 else {})
+        ends = self.local[(self.place + 1) % ranks], self.local[self.place - 1]
+        rate = self._rate(ranks, ends if ranks > 1 else None)
+        return self._merged({self.here: rate} if ranks > 1 else {})
 
     def add(self) -> float:
         """Return the seconds to add a byte of float32 numbers while all ranks add."""
@@ -127,10 +119,16 @@ class Probe:
         result = short, LONG / max(long - short, 1e-12)  # clocks may not resolve the difference
         return {(here, there): result, (there, here): result}
 
-    def _pass_on(self, to: int, source: int) -> None:
-        requests = [self.comm.irecv(self.incoming, source), self.comm.isend(self.outgoing, to)]
-        for request in requests:
-            request.wait()
+    def _rate(self, ranks: int, ends: tuple[int, int] | None) -> float:
+        """Return B/s of so many ranks that write at the same time: this one to and from `ends`."""
+
+        def write() -> None:
+            if ends is not None:
+                comm, (to, source) = self.comm, ends
+                for one in [comm.irecv(self.incoming, source), comm.isend(self.outgoing, to)]:
+                    one.wait()
+
+        return ranks * LONG / self._together(write)
 
     def _together(self, work: Callable[[], object]) -> float:
         """Return the seconds until all ranks have done their work after a simultaneous start."""
@@ -248,12 +246,12 @@ class Network:
             If hosts are not numbers that repeat, or there are links between switches.
         """
         hosts: Any = self.hosts
-        number, routes = hosts[ranks], copy(self.routes)
+        number, routes = hosts[ranks], self.routes
         same = all(b - a == number for a, b in zip(hosts, hosts[ranks:], strict=False))
         if not isinstance(routes, _AlikeRoutes) or routes.topology or not (number and same):
             raise ValueError("Network: expected whole equal hosts on a switch for ranks of a kind")
-        routes.repeat(number)
-        return replace(self, routes=routes)
+        routes = replace(routes, period=number)
+        return replace(self, routes=routes, links=routes.links)
 
     def __post_init__(self) -> None:
         routes = self.routes
@@ -324,21 +322,12 @@ class Network:
             (),
         )
         card = bandwidth if card is None else card
-        routes = _AlikeRoutes(
-            dict.fromkeys(hosts),
-            inside,
-            Route(latency, bandwidth, ()),
-            card,
-            memory,
-            topology,
-            rails,
-        )
-        place: Counter[Hashable] = Counter()
-        cards = []
-        for host in hosts if rails > 1 else ():
-            cards.append(place[host] % rails)
-            place[host] += 1
-        return cls(tuple(hosts), routes, routes.links, add, tuple(cards))
+        between = Route(latency, bandwidth, ())
+        every = dict.fromkeys(hosts)
+        routes = _AlikeRoutes(every, inside, between, card, memory, topology, rails)
+        place = defaultdict[Hashable, Iterator[int]](count)
+        cards = tuple(next(place[host]) % rails for host in hosts) if rails > 1 else ()
+        return cls(tuple(hosts), routes, routes.links, add, cards)
 
     @classmethod
     def measure(cls, comm: Communicator) -> Network:
@@ -377,74 +366,68 @@ class Network:
         return cls(comm.hosts, routes, links, probe.add())
 
 
+@dataclass(eq=False)
 class _AlikeRoutes(Mapping[Pair, Route]):
     """The routes between equal hosts; they and their links are computed when they are needed."""
 
-    def __init__(
-        self,
-        hosts: Mapping[Hashable, None],
-        inside: Route,
-        between: Route,
-        card: float,
-        memory: float | None,
-        topology: Topology | None,
-        rails: int,
-    ) -> None:
-        self._hosts, self._inside, self._between = hosts, inside, between
-        self.topology, self._rails, self._card = topology, rails, card
-        self._period = 0
+    hosts: Mapping[Hashable, None]
+    inside: Route
+    between: Route
+    card: float
+    memory: float | None
+    topology: Topology | None
+    rails: int
+    period: int = 0  # hosts after which they repeat; see `Network.repeated`
+
+    def __post_init__(self) -> None:
         self._known: dict[Pair, Route] = {}
-        self.links = {} if memory is None else {_memory(host): memory for host in hosts}
-        if rails == 1:
-            self.links |= {link: card for host in hosts for link in _card(host)}
+        self.links: dict[str, float] = {}
+        if self.memory is not None:
+            self.links |= {_memory(host): self.memory for host in self.hosts}
+        if self.rails == 1:
+            self.links |= {link: self.card for host in self.hosts for link in _card(host)}
 
     def __getitem__(self, pair: Pair) -> Route:
-        route = self._known.get(pair)
-        if route is None:
-            route = self._known[pair] = self._route(*pair)
-        return route
+        if pair not in self._known:
+            self._known[pair] = self._route(*pair)
+        return self._known[pair]
 
     def _route(self, sender: Hashable, receiver: Hashable) -> Route:
         if sender == receiver:
             memory = _memory(sender)
-            return self._inside._replace(links=(memory,)) if memory in self.links else self._inside
+            return self.inside._replace(links=(memory,)) if memory in self.links else self.inside
         rail = ""
         if isinstance(sender, tuple) and isinstance(receiver, tuple):  # with their cards
             rail = f"rail {sender[1]}: "
             sender, receiver = sender[0], receiver[0]
-        if sender not in self._hosts or receiver not in self._hosts:
+        if sender not in self.hosts or receiver not in self.hosts:
             raise KeyError((sender, receiver))
-        latency = self._between.latency
+        latency = self.between.latency
         between: dict[str, float] = {}
         if self.topology is not None:
-            further, between = self.topology.route(sender, receiver, self._between.bandwidth)  # type: ignore[arg-type]
+            further, between = self.topology.route(sender, receiver, self.between.bandwidth)  # type: ignore[arg-type]
             latency += further
-        if n := self._period:
+        if n := self.period:
             receiver = receiver % n + sender // n * n  # type: ignore[operator]
-        links = {_card(sender)[0]: self._card, **between, _card(receiver)[1]: self._card}
+        links = {_card(sender)[0]: self.card, **between, _card(receiver)[1]: self.card}
         self.links |= {rail + name: capacity for name, capacity in links.items()}
-        return Route(latency, self._between.bandwidth, tuple(rail + name for name in links))
+        return Route(latency, self.between.bandwidth, tuple(rail + name for name in links))
 
     def __iter__(self) -> Iterator[Pair]:
-        for g in self._hosts:
-            for h in self._hosts:
-                if g == h or self._rails == 1:
+        for g in self.hosts:
+            for h in self.hosts:
+                if g == h or self.rails == 1:
                     yield g, h
                 else:
-                    yield from (((g, rail), (h, rail)) for rail in range(self._rails))
+                    yield from (((g, rail), (h, rail)) for rail in range(self.rails))
 
     def __len__(self) -> int:
-        hosts = len(self._hosts)
-        return hosts + self._rails * hosts * (hosts - 1)
-
-    def repeat(self, hosts: int) -> None:
-        """Let hosts repeat after so many; see `Network.repeated`."""
-        self._period, self._known = hosts, {}
+        hosts = len(self.hosts)
+        return hosts + self.rails * hosts * (hosts - 1)
 
     def examples(self) -> list[Pair]:
         """Return a pair of each kind, which stand for all."""
-        hosts = len([*islice(self._hosts, 2)])
-        return [*islice(self, hosts)]
+        return [*islice(self, min(len(self.hosts), 2))]
 
 
 def _card(host: Hashable) -> tuple[str, str]:

@@ -384,10 +384,9 @@ class Platform:
 
     def between(self, ranks: int) -> Link:
         """Return the link between hosts for a group of ranks."""
-        for one in self.messages.classes:
-            if ranks <= one.ranks:
-                return Link(one.latency, one.bandwidth, self.messages.between.shared)
-        return self.messages.between
+        usual = self.messages.between
+        one = next((one for one in self.messages.classes if ranks <= one.ranks), usual)
+        return Link(one.latency, one.bandwidth, usual.shared)
 
     def network(self, ranks: int) -> Network:
         """Return the network between ranks: routes, cards, and the memory of each host."""

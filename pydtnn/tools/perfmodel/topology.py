@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+import numpy as np
+
 from pydtnn.tools.perfmodel.fields import count, counts, quantity
 
 Switch = tuple[int, ...]
@@ -210,11 +212,7 @@ class Torus(Topology):
         return path
 
     def _place(self, host: int) -> list[int]:
-        place = []
-        for size in self.dimensions:
-            host, coordinate = divmod(host, size)
-            place.append(coordinate)
-        return place
+        return [int(i) for i in np.unravel_index(host, self.dimensions, "F")]
 
 
 TOPOLOGIES = {"fat_tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}

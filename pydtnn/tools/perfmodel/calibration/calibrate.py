@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydtnn.comm import Communicator, agree
+from pydtnn.comm import Communicator
+from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.tools.perfmodel.calibration import machine
 from pydtnn.tools.perfmodel.calibration.messages import exchange_sample, measure_messages
 from pydtnn.tools.perfmodel.calibration.rates import (
     REPEATS,
+    Measured,
     Networks,
     combine,
     measure_rates,
-    update_bandwidth,
 )
 from pydtnn.tools.perfmodel.calibration.sample import Sample, noisy, processor_clock
 from pydtnn.tools.perfmodel.entries import UPDATE
@@ -117,30 +118,25 @@ def calibrate(
     AgreedError
         If an option is invalid, or the folder cannot be written.
     """
-    error = None
-    try:
-        backend = backend or create_backend("cpu", threads=threads, isa=isa)
-    except ValueError as problem:
-        error = problem
-    agree(comm, error)
-    assert backend is not None
+    backend = together(comm, lambda: backend or create_backend("cpu", threads=threads, isa=isa))
     samples: list[Sample] = []
-    shared = backend.threads * max(map([*comm.hosts].count, comm.hosts)) > _cores()
+    hosts, cores = [*comm.hosts], os.cpu_count() or 1
+    per_host = max(map(hosts.count, hosts))
+    shared = backend.threads * per_host > cores
     # where ranks share cores, models multiply the time for which a rank has one
     now = processor_clock(backend.threads) if shared else time.perf_counter
     compute = _compute(comm, backend, samples, now, rates)
     early = [one for own in comm.gather_object(samples) for one in own]
     if rates and (allow_noise or not noisy(early)):
-        compute = _with_rates(comm, backend, compute, samples, now, networks, repeats)
+        found = measure_rates(backend, comm.barrier, networks, repeats, now)
+        compute = _with_rates(comm, compute, found, samples)
     messages, assumed, late = Platform.load(DEFAULT).messages, ["messages"], False
     if comm.size > 1:
         samples.append(exchange_sample(comm))
         late = _median(comm, statistics.median(samples[-1].times)) > MAX_EXCHANGE_S
     if not late:
         messages, assumed = measure_messages(comm, messages)
-    hosts = [*comm.hosts]
-    per_host = max(hosts.count(host) for host in hosts)
-    cluster = Cluster(len(set(hosts)), per_host, _cores(), machine.memory() / per_host)
+    cluster = Cluster(len(set(hosts)), per_host, cores, machine.memory() / per_host)
     platform = Platform(name, cluster, compute, messages, _storage(comm, folder))
     everywhere = [one for own in comm.gather_object(samples) for one in own]
     spreads = (*noisy(everywhere), *["messages, which waited for cores"] * late)
@@ -164,12 +160,9 @@ def _compute(
         samples.append(one)
         peaks[dtype] = _median(comm, 2 * SIDE**3 / one.shortest)
     comm.barrier()
-    alone = machine.copy(backend, now) if comm.rank == 0 else None
-    comm.barrier()
-    if alone is not None:
-        samples.append(alone)
-    own = 2 * COPIED / alone.shortest if alone is not None else 0.0
-    own = max(comm.gather_object(own))
+    alone = on_rank_0(comm, machine.copy, backend, now)
+    samples += [] if alone is None else [alone]
+    own = comm.gather_object(0.0 if alone is None else 2 * COPIED / alone.shortest)[0]
     together = machine.copy(backend, now, comm.barrier)
     here = [2 * COPIED / s for s in comm.gather_object(statistics.median(together.times))]
     host = [rate for rate, h in zip(here, comm.hosts, strict=True) if h == comm.hosts[0]]
@@ -189,21 +182,12 @@ def _compute(
 
 
 def _with_rates(
-    comm: Communicator,
-    backend: Backend,
-    compute: Compute,
-    samples: list[Sample],
-    now: Callable[[], float],
-    networks: Networks | None,
-    repeats: int,
+    comm: Communicator, compute: Compute, found: Measured, samples: list[Sample]
 ) -> Compute:
-    """Measure the rates of layers' kernels on all ranks at the same time."""
-    found = measure_rates(backend, comm.barrier, networks, repeats, now)
+    """Return the compute with the rates that all ranks have measured at the same time."""
     spread = statistics.median(found.spreads.values() or (0.0,))
     samples.append(Sample("layers", (1.0, 1 + spread) * 2 + (2.0,)))
     fields = combine(comm.gather_object(found))
-    if not found.update:
-        found.update.append(update_bandwidth(backend, comm.barrier, now))
     fields["bandwidths"][UPDATE] = _median(comm, found.update[0])
     if found.step:
         fields["step"] = max(_median(comm, found.step[0]), 0.0)
@@ -213,24 +197,14 @@ def _with_rates(
 def _storage(comm: Communicator, folder: Path | None) -> Storage:
     """Measure the loader on all ranks at the same time, and the disk on rank 0."""
     comm.barrier()
-    sample, rate = machine.loader_rates(machine.loader())
-    written, error = 0.0, None
-    if comm.rank == 0 and folder is not None:
-        try:
-            written = machine.WRITTEN / machine.disk(folder).shortest
-        except OSError as problem:
-            error = problem
-    agree(comm, error)
-    write = max(comm.gather_object(written)) or None
-    return Storage(_median(comm, sample), _median(comm, rate), write)
+    sample, rate = machine.loader_rates()
+    disk = None if folder is None else on_rank_0(comm, machine.disk, folder)
+    write = machine.WRITTEN / disk.shortest if disk is not None else None
+    return Storage(_median(comm, sample), _median(comm, rate), comm.gather_object(write)[0])
 
 
 def _median(comm: Communicator, value: float) -> float:
     return float(statistics.median(comm.gather_object(value)))
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
 
 
 def describe(calibration: Calibration) -> Sequence[str]:

@@ -92,23 +92,18 @@ def _tiny(depth: int, classes: int, shape: tuple[int, ...]) -> Sequential:
     return Sequential(*blocks, GlobalAvgPool2d(), Linear(classes))
 
 
-def loader() -> tuple[Sample, ...]:
-    """Time the preparation of batches of images of two sizes, without augmentation."""
-    return tuple(_load(size, samples) for size, samples in IMAGES)
-
-
-def _load(size: int, samples: int) -> Sample:
+def _load(size: int, samples: int) -> float:
+    """Return the time to prepare a sample of images of a size, without augmentation, in s."""
     images = np.zeros((samples, size, size, 3), "uint8")
     data = ArrayDataset(images, np.zeros(samples, "int64"))
     batches = Loader(data, global_batch_size=samples, prefetch=0)
-    return sample(f"loader ({size} x {size})", lambda: list(batches.epoch(0)), repeats=5)
+    return sample("loader", lambda: list(batches.epoch(0)), repeats=5).shortest / samples
 
 
-def loader_rates(samples: tuple[Sample, ...]) -> tuple[float, float]:
+def loader_rates() -> tuple[float, float]:
     """Return the time per sample, in s, and the rate of its values as float32, in B/s."""
     (small, few), (large, many) = (
-        (4 * 3 * size * size, own.shortest / n)
-        for (size, n), own in zip(IMAGES, samples, strict=True)
+        (4 * 3 * size * size, _load(size, samples)) for size, samples in IMAGES
     )
     rate = (large - small) / max(many - few, 1e-9)
     return max(few - small / rate, 0.0), rate

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
 
 from pydtnn.comm import Communicator
+from pydtnn.tools.perfmodel.calibration.processor import exchange_around, measure_processor
 from pydtnn.tools.perfmodel.calibration.sample import Sample, sample
-from pydtnn.tools.perfmodel.engine.processor import Processor
 from pydtnn.tools.perfmodel.network import Network, Route
 from pydtnn.tools.perfmodel.platform import Link, MessageSpeed
 
@@ -37,7 +38,7 @@ def measure_messages(comm: Communicator, default: MessageSpeed) -> tuple[Message
     add = 1 / network.add if network.add > 0 else None
     inside = _routes(network, same=True)
     between = _routes(network, same=False)
-    processor = Processor.measure(comm, network)
+    processor = measure_processor(comm, network)
     links = {
         "inside": _link(network, inside, "inside", default.inside),
         "between": _link(network, between, "from", default.between),
@@ -80,10 +81,5 @@ def _link(network: Network, routes: Sequence[Route], shared: str, default: Link)
 
 def exchange_sample(comm: Communicator) -> Sample:
     """Time messages of a few bytes between neighbours, to find disturbances. Collective."""
-    outgoing, incoming = np.zeros(8), np.zeros(8)
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-
-    def exchange() -> None:
-        comm.exchange([(outgoing, after)], [(incoming, before)]).wait()
-
+    exchange = partial(exchange_around, comm, np.zeros(8), np.zeros(8))
     return sample("messages", exchange, 40, together=comm.barrier, limit=1.0)

@@ -63,8 +63,6 @@ class Measured:
         `KernelClass.entry`.
     moved : dict of str to [float, float]
         Bytes and time, by class and direction.
-    call : float
-        Time of Python per pass of a layer, in s.
     step, update : list of float
         Time of training steps besides passes and updates, and bandwidth of updates, in s and B/s.
     passes : list of ndarray of float64, shape (steps, passes)
@@ -75,7 +73,6 @@ class Measured:
 
     work: dict[str, list[float]] = field(default_factory=dict)
     moved: dict[str, list[float]] = field(default_factory=dict)
-    call: float = 0.0
     step: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)
     passes: list[np.ndarray] = field(default_factory=list)
@@ -107,8 +104,8 @@ def combine(ranks: Sequence[Measured]) -> dict[str, Any]:
 class _PassClock(Observer):
     """Time of each pass of each node of a step."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.now = clock
+    def __init__(self) -> None:
+        self.now: Callable[[], float] = time.perf_counter
         self.times: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._open: list[tuple[str, str, float]] = []
 
@@ -150,15 +147,15 @@ class MeasuredModel(NamedTuple):
         return self.accesses * 4 * numbers / statistics.median(updates)
 
 
-Networks = Callable[[Backend, Callable[[], float]], Iterable[MeasuredModel]]
-"""Creates networks for a backend that are measured with a clock."""
+Networks = Callable[[Backend], Iterable[MeasuredModel]]
+"""Creates networks for a backend that are measured."""
 
 
 def training(name: str, work: Workload) -> Networks:
     """Return the training steps of one rank."""
 
-    def create(backend: Backend, now: Callable[[], float]) -> Iterator[MeasuredModel]:
-        clock = _PassClock(now)
+    def create(backend: Backend) -> Iterator[MeasuredModel]:
+        clock = _PassClock()
         rank = WorkloadRank(work, Serial(), backend=backend, observers=[clock])
         numbers = accesses(work.slots)
         yield MeasuredModel(name, rank.trainer.model, work.batch, rank.step, clock, numbers)
@@ -167,12 +164,7 @@ def training(name: str, work: Workload) -> Networks:
 
 
 def _passes(
-    name: str,
-    net: Net,
-    shape: tuple[int, ...],
-    samples: int,
-    backend: Backend,
-    now: Callable[[], float],
+    backend: Backend, name: str, net: Net, shape: tuple[int, ...], samples: int
 ) -> MeasuredModel:
     """Return both passes of a network, the gradient of the input included."""
     parts = net if isinstance(net, Sequential) else ()
@@ -189,7 +181,7 @@ def _passes(
         dy = tuple(gradient.copy() for gradient in gradients)
         model.backward(dy if len(dy) > 1 else dy[0], saved)
 
-    model.observer = _PassClock(now)
+    model.observer = _PassClock()
     return MeasuredModel(name, model, samples, step, model.observer)
 
 
@@ -216,48 +208,39 @@ def measure_rates(
     """
     found = Measured()
     tiny = Sequential(*(part for _ in range(8) for part in (Linear(4), Dropout(0.0), ReLU())))
-    times, *_ = _run(_passes("Python", tiny, TINY, 2, backend, now), together, 30)
-    found.call = statistics.median(min(own) for _, own in times.values())
-    for network in (networks or _networks)(backend, now):
-        times, steps, updates = _run(network, together, repeats)
+    times, *_ = _run(_passes(backend, "Python", tiny, TINY, 2), together, 30, now)
+    call = statistics.median(min(own) for *_, own in times)
+    for network in (networks or _networks)(backend):
+        times, steps, updates = _run(network, together, repeats, now)
         found.spreads[network.name] = excess(steps)
-        found.passes.append(np.array([own for _, own in times.values()]).T)
+        found.passes.append(np.array([own for *_, own in times]).T)
         if network.accesses:
             inside = found.passes[-1].sum(axis=1) + updates
             found.step.append(float(np.median(np.subtract(steps, inside))))
             found.update.append(network.bandwidth(updates))
-        for (layer, direction), own in times.values():
-            cost = layer.cost(network.samples)
-            work, nbytes = cost.flops_forward, cost.bytes_forward
-            if direction == "backward":
-                work, nbytes = cost.flops_backward, cost.bytes_backward
+        for layer, direction, own in times:
+            work, nbytes = layer.cost(network.samples).of_pass(direction == "backward")
             kind = classify(layer)
             amount, sums = (work, found.work) if kind.size and work else (nbytes, found.moved)
             if amount:
                 entry = sums.setdefault(kind.entry(direction), [0.0, 0.0])
                 entry[0] += amount
-                entry[1] += max(statistics.median(own) - found.call, 1e-7)
+                entry[1] += max(statistics.median(own) - call, 1e-7)
+    if not found.update:  # that of a large matrix, by SGD with momentum
+        large = Workload(_matrix, (WIDTH,), classes=WIDTH, batch=1, threads=backend.threads)
+        (network,) = training("update", large)(backend)
+        *_, updates = _run(network, together, REPEATS, now)
+        found.update.append(network.bandwidth(updates))
     return found
-
-
-def update_bandwidth(
-    backend: Backend, together: Callable[[], object], now: Callable[[], float]
-) -> float:
-    """Return the bandwidth of updates by SGD with momentum of a large matrix, in B/s."""
-    work = Workload(_matrix, (WIDTH,), classes=WIDTH, batch=1, threads=backend.threads)
-    (own,) = training("update", work)(backend, now)
-    *_, seconds = _run(own, together, REPEATS)
-    return own.bandwidth(seconds)
 
 
 def _matrix(classes: int, shape: tuple[int, ...]) -> Linear:
     return Linear(classes)
 
 
-def _networks(backend: Backend, now: Callable[[], float]) -> Iterator[MeasuredModel]:
+def _networks(backend: Backend) -> Iterator[MeasuredModel]:
     """Create the networks with layers of many classes."""
-    for name, net, shape, samples in _nets():
-        yield _passes(name, net, shape, samples, backend, now)
+    return (_passes(backend, *net) for net in _nets())
 
 
 def _nets() -> Iterator[tuple[str, Net, tuple[int, ...], int]]:
@@ -292,25 +275,29 @@ def _nets() -> Iterator[tuple[str, Net, tuple[int, ...], int]]:
     yield "norms, pools and elementwise layers", net, (32, 32, 16), 64
 
 
-Times = dict[tuple[str, str], tuple[tuple[Layer, str], list[float]]]
+Times = list[tuple[Layer, str, list[float]]]
 
 
 def _run(
-    network: MeasuredModel, together: Callable[[], object], repeats: int
+    network: MeasuredModel,
+    together: Callable[[], object],
+    repeats: int,
+    now: Callable[[], float],
 ) -> tuple[Times, list[float], list[float]]:
     """Return the times of each layer and direction, of steps, and of updates."""
     clock, steps, updates = network.clock, [], []
+    clock.now = now
     for step in range(2 + repeats):
         if step == 2:
             clock.times.clear()
         together()
         clock.times["update", "phase"].clear()
-        start = clock.now()
+        start = now()
         network.step()
-        steps.append(clock.now() - start)
+        steps.append(now() - start)
         updates.append(sum(clock.times["update", "phase"]))
     layers = {node.name: node.layer for node in network.model.graph.nodes}
-    times: Times = {
-        key: ((layers[key[0]], key[1]), own) for key, own in clock.times.items() if key[0] in layers
-    }
+    times = [
+        (layers[name], kind, own) for (name, kind), own in clock.times.items() if name in layers
+    ]
     return times, steps[2:], updates[2:]

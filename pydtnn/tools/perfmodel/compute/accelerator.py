@@ -117,5 +117,5 @@ class Accelerator:
 
     def _bytes(self, layer: Layer, cost: Cost, backward: bool) -> float:
         """Return the bytes of a pass, of elements of the type of operands."""
-        nbytes = cost.bytes_backward if backward else cost.bytes_forward
+        _, nbytes = cost.of_pass(backward)
         return nbytes * self.itemsize / layer.dtype.itemsize

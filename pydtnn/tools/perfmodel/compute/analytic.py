@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.cpu.conv import candidates
@@ -108,13 +107,6 @@ def accesses(slots: int, clipping: int = 0) -> int:
     return 3 + 2 * slots + clipping
 
 
-class _Speed(NamedTuple):
-    """What a platform achieves with a pass of a layer: flop/s if known, and B/s otherwise."""
-
-    rate: float | None
-    bandwidth: float
-
-
 class AnalyticCosts(ComputeCosts):
     """The time of the arithmetic, of the bytes and of Python, for each pass of a layer.
 
@@ -173,9 +165,8 @@ class AnalyticCosts(ComputeCosts):
     ) -> None:
         compute = platform.compute
         self._dtype = dtype
-        self._options = dict[str, Any](
-            peaks_only=peaks_only, slots=slots, clipping=clipping, parts=parts
-        )
+        self._options = {"slots": slots, "clipping": clipping, "parts": parts}
+        self._peaks_only = peaks_only
         if dtype not in compute.peak:
             raise ValueError(
                 f"platform {platform.name}: expected a peak for {dtype}, got those for "
@@ -193,7 +184,6 @@ class AnalyticCosts(ComputeCosts):
         own = self._bandwidth if peaks_only else platform.update_bandwidth
         self._update = accesses(slots, clipping) / own / parts  # s for each byte of parameters
         self._trained = threading.local()  # of this rank: `bytes` of layers, and counts of updates
-        self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
 
     @classmethod
     def of(cls, work: Workload, platform: Platform) -> AnalyticCosts:
@@ -214,7 +204,7 @@ class AnalyticCosts(ComputeCosts):
         return cls(platform, work.dtype, slots=work.slots, clipping=clipping, parts=parts)
 
     def on(self, platform: Platform) -> AnalyticCosts:
-        return type(self)(platform, self._dtype, **self._options)
+        return type(self)(platform, self._dtype, peaks_only=self._peaks_only, **self._options)
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.
@@ -227,14 +217,12 @@ class AnalyticCosts(ComputeCosts):
         if label.index != int(isinstance(layer, StripedConv2d)):
             return 0.0
         batch = local_samples(layer, batch)
-        cost = layer.cost(batch)
         if label.kind == "forward":
-            return self._pass(layer, False, batch, cost.flops_forward, cost.bytes_forward)
+            return self._pass(layer, False, batch)
         own = (p for p in layer.parameters if p.source is p and not p.frozen)
         trained = vars(self._trained).setdefault("bytes", {})
         trained[id(layer)] = sum(p.size for p in own) * layer.parameter_dtype.itemsize
-        backward = self._pass(layer, True, batch, cost.flops_backward, cost.bytes_backward)
-        return label.share * backward
+        return label.share * self._pass(layer, True, batch)
 
     def _phase(self, label: Label) -> float:
         own = vars(self._trained)
@@ -248,27 +236,17 @@ class AnalyticCosts(ComputeCosts):
         own["count"] = own.get("count", 0) + 1
         return self._update * own.get("total", 0) if own["count"] == own.get("most", 1) else 0.0
 
-    def _speed(self, layer: Layer, backward: bool) -> _Speed:
-        speeds = self._speeds.get(layer)
-        if speeds is None:
-            kind = classify(layer)
-            speeds = self._speeds[layer] = tuple(
-                _Speed(
-                    self._rates.of(kind, direction),
-                    self._bandwidths.get(kind.entry(direction), self._bandwidth),
-                )
-                for direction in DIRECTIONS
-            )
-        return speeds[backward]
-
-    def _pass(self, layer: Layer, backward: bool, batch: int, flops: int, moved: int) -> float:
+    def _pass(self, layer: Layer, backward: bool, batch: int) -> float:
         if self._accelerator is not None:
             return self._call + self._accelerator.layer(layer, batch, backward)
-        rate, bandwidth = self._speed(layer, backward)
+        flops, moved = layer.cost(batch).of_pass(backward)
+        kind, direction = classify(layer), DIRECTIONS[backward]
+        rate = self._rates.of(kind, direction)
         if rate is not None:
             # rates of convolutions contain their bytes; a matrix has more of them for few samples
             matrix = moved / self._bandwidth if isinstance(layer, Linear | Experts) else 0.0
             return self._call + max(flops / (rate * self._scale), matrix)
+        bandwidth = self._bandwidths.get(kind.entry(direction), self._bandwidth)
         seconds = self._call + flops / self._peak + moved / bandwidth
         if not isinstance(layer, Conv2d):
             return seconds

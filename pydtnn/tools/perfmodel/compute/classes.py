@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import pairwise
+
+import numpy as np
 
 from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.layers.attention import DotProductAttention
@@ -79,13 +80,11 @@ class Rates:
     """
 
     def __init__(self, rates: Mapping[str, float]) -> None:
-        self._tables: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         for entry, rate in rates.items():
             kind, direction = read_rate(entry)
-            point = math.log(kind.size), math.log(rate)
-            self._tables[kind.name, direction].append(point)
-        for table in self._tables.values():
-            table.sort()
+            points[kind.name, direction].append((math.log(kind.size), math.log(rate)))
+        self._tables = {key: np.array(sorted(own)).T for key, own in points.items()}
 
     def of(self, kind: KernelClass, direction: str) -> float | None:
         """Return the rate of a class, in flop/s; None if it is not known.
@@ -94,12 +93,6 @@ class Rates:
         of the nearest.
         """
         table = self._tables.get((kind.name, direction))
-        if not table:
+        if table is None:
             return None
-        x = math.log(max(kind.size, 1))
-        if x <= table[0][0] or len(table) == 1:
-            return math.exp(table[0][1])
-        for (x0, y0), (x1, y1) in pairwise(table):
-            if x <= x1:
-                return math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
-        return math.exp(table[-1][1])
+        return math.exp(np.interp(math.log(max(kind.size, 1)), *table))

@@ -8,7 +8,7 @@ run, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,7 +98,8 @@ class Detachable(Wrapper):
             begin = sum(counts[: self.rank])
             out[:] = array[begin : begin + len(out)]
         if what == "allgather":
-            self._gather(*args)
+            array, counts, out = args  # this rank's part takes the place of all
+            np.concatenate([np.resize(array, count) for count in counts], out=out)
         return None
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
@@ -111,14 +112,6 @@ class Detachable(Wrapper):
             self._state.send(args[0])
             return Completed()
         return _Waited(self._state.pause)
-
-    def _gather(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
-        """Use this rank's part for those of all ranks."""
-        begin = 0
-        for count in counts:
-            part = out[begin : begin + count]
-            part[:] = array if len(array) == count else np.resize(array, count)
-            begin += count
 
 
 class _Waited(Completed):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import chain, cycle
 
 import numpy as np
 
@@ -31,17 +32,13 @@ class RankProfile:
     samples: int
     away: float = 0.0
 
-    def median(self) -> dict[Label, float]:
-        """Return the median of each segment over the steps, in s."""
-        return {
-            label: statistics.median(step[label] for step in self.steps if label in step)
-            for label in self.labels
-        }
-
     @property
-    def labels(self) -> list[Label]:
-        """All labels, in the order of the step."""
-        return list(dict.fromkeys(label for step in self.steps for label in step))
+    def times(self) -> dict[Label, list[float]]:
+        """The times of each segment in the steps that have it, in s."""
+        found = defaultdict[Label, list[float]](list)
+        for label, seconds in chain.from_iterable(step.items() for step in self.steps):
+            found[label].append(seconds)
+        return found
 
     @property
     def spread(self) -> float:
@@ -112,10 +109,9 @@ class MeasuredCosts(ComputeCosts):
     """
 
     def __init__(self, profile: RankProfile, *, varying: bool = False) -> None:
-        steps = profile.steps if varying else (profile.median(),)
         self._times = {
-            label: cycle([step[label] for step in steps if label in step])
-            for label in profile.labels
+            label: cycle(own if varying else [statistics.median(own)])
+            for label, own in profile.times.items()
         }
         self._nodes = {label.name for label in self._times}
         self._samples = profile.samples

@@ -10,6 +10,7 @@ does so.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from pydtnn.comm.traffic import Traffic
@@ -17,20 +18,42 @@ from pydtnn.tools.perfmodel.compute.base import Label
 from pydtnn.utils.observer import Kind, Observer
 
 NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.PHASE: "phase"}
-"""Kinds of activities with segments, by the names in labels."""
+"""Kinds of activities with segments, by the names in labels; others are of the communicator."""
 
-COMMUNICATION = (Kind.CALL, Kind.WAIT)
-"""Kinds of activities that belong to the communicator."""
+PARTS = (Kind.KERNEL, Kind.LOAD)
+"""Activities inside segments, which are reported in some runs only, and end no segment."""
 
 
-class Activities:
-    """The activities of one thread that have begun and not ended.
+class SegmentObserver(Observer):
+    """Base of observers that divide the time of a thread into segments.
 
-    Calls of kernels, which are reported only if they are traced, do not end a segment.
+    Subclasses define `notified`, and begin with `ending`.
     """
 
     def __init__(self) -> None:
         self._open: list[_Activity] = []
+        self._parts = 0  # activities in progress that end no segment
+
+    def notified(self) -> None:
+        """Called when an activity that ends a segment begins or ends, before it does."""
+
+    def lane(self, name: str) -> Observer:
+        """Return an observer that ignores another thread."""
+        return Observer()
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        if kind in PARTS:
+            self._parts += 1
+            return
+        self.notified()
+        self._open.append(_Activity(NAMES.get(kind, ""), name))
+
+    def end(self) -> None:
+        if self._parts:
+            self._parts -= 1
+            return
+        self.notified()
+        self._open.pop()
 
     @property
     def named(self) -> Label | None:
@@ -53,14 +76,6 @@ class Activities:
         activity.segments += 1
         return label
 
-    def begin(self, kind: Kind, name: str) -> None:
-        """Enter an activity, after `ending`."""
-        self._open.append(_Activity("" if kind in COMMUNICATION else NAMES[kind], name))
-
-    def end(self) -> None:
-        """Leave the innermost activity, after `ending`."""
-        self._open.pop()
-
 
 class _Activity:
     """An activity; `kind` is that of labels, empty in a communicator."""
@@ -71,7 +86,7 @@ class _Activity:
         self.kind, self.name, self.segments = kind, name, 0
 
 
-class SegmentTimes(Observer):
+class SegmentTimes(SegmentObserver):
     """Measure the segments of each step.
 
     Parameters
@@ -90,32 +105,24 @@ class SegmentTimes(Observer):
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        super().__init__()
         self.traffic = Traffic()
         self.passed = 0
         self._clock = clock
-        self._log: list[_Notification] = []
-        self._kernels = 0
-
-    def lane(self, name: str) -> Observer:
-        """Return an observer that ignores another thread."""
-        return Observer()
+        self._before, self._inside = 0, 0.0  # at the last notification, in ns and s
+        self._sums: dict[Label, list[float]] = defaultdict(lambda: [0.0, 0])
 
     def samples(self, samples: int) -> None:
         self.passed = samples
 
-    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
-        if kind is Kind.KERNEL:
-            self._kernels += 1
-            return
-        now = self._clock()
-        self._log.append((now, self.traffic.seconds, kind, name, self._clock()))
-
-    def end(self) -> None:
-        if self._kernels:
-            self._kernels -= 1
-            return
-        now = self._clock()
-        self._log.append((now, self.traffic.seconds, None, "", self._clock()))
+    def notified(self) -> None:
+        now, inside = self._clock(), self.traffic.seconds
+        if label := self.ending():
+            entry = self._sums[label]
+            entry[0] += max(1e-9 * (now - self._before) - (inside - self._inside), 0.0)
+            entry[1] += 1
+        # the time of this observer is not part of a segment
+        self._before, self._inside = self._clock(), inside
 
     def take(self) -> dict[Label, float]:
         """Return the segments since the last call, and forget them; between two steps.
@@ -125,23 +132,6 @@ class SegmentTimes(Observer):
         dict
             The mean time of each segment by its label, over all executions of the activity, in s.
         """
-        sums: dict[Label, list[float]] = {}
-        activities = Activities()
-        before, inside = 0, 0.0
-        for now, seconds, kind, name, after in self._log:
-            label = activities.ending()
-            if label is not None:
-                entry = sums.setdefault(label, [0.0, 0])
-                entry[0] += max(1e-9 * (now - before) - (seconds - inside), 0.0)
-                entry[1] += 1
-            if kind is None:
-                activities.end()
-            else:
-                activities.begin(kind, name)
-            before, inside = after, seconds  # the time of this observer is not part of a segment
-        self._log.clear()
-        return {label: total / count for label, (total, count) in sums.items()}
-
-
-_Notification = tuple[int, float, Kind | None, str, int]
-"""Time, seconds in the communicator, what begins (None: something ends), and the time after it."""
+        means = {label: total / count for label, (total, count) in self._sums.items()}
+        self._sums.clear()
+        return means

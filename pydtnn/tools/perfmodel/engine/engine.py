@@ -16,12 +16,12 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
 from pydtnn.comm.thread import Ended, name_rank
-from pydtnn.tools.perfmodel.engine.cores import Cores, SharedCores
+from pydtnn.tools.perfmodel.engine.cores import SECOND, SharedCores
 from pydtnn.tools.perfmodel.engine.flows import Flows
 from pydtnn.tools.perfmodel.network import Network, Pair
 from pydtnn.utils.errors import describe
@@ -87,24 +87,12 @@ class RankState:
         self.attends = False  # blocked in a call of the communicator
         self.deferred: list[Callable[[], None]] = []  # until its next call
 
-    def attend(self, until: float, now: float) -> None:
-        """Note a call of the communicator, from the clock of the rank to a time."""
-        while self.attended and self.attended[0][1] < now:
-            self.attended.popleft()
-        self.attended.append((self.clock, until))
-
     def poll(self) -> None:
         """Count a test without success; advance the clock in a loop of tests."""
         self.polls = self.polls + 1 if self.clock == self.polled_at else 1
         if self.polls > FREE_TESTS:
             self.clock += POLL
         self.polled_at = self.clock
-
-    def note(self, at: float) -> None:
-        """Note the completion of an operation."""
-        self.later.append(at)
-        if len(self.later) > MAX_COMPLETIONS:
-            self.sort()
 
     def sort(self) -> None:
         """Recognise the completions that are not after the clock."""
@@ -159,10 +147,9 @@ class Engine:
         self._events: list[EngineEvent] = []
         self._number = 0
         self._flows = Flows(network)
-        self._kept = cores if cores and cores.kept else None
-        self._cores = None if cores is None or cores.kept else Cores(cores)
-        self.shared = self._cores is not None
-        self._arrivals: dict[Hashable, Callable[[], None]] = {}
+        self._computing = Flows(cores.network if cores else Network((), {}, {}))
+        self._cores, self.shared = cores, cores is not None and not cores.kept
+        self._ends: dict[int, Callable[[], None]] = {}  # of what flows
 
     # -- called by the threads of ranks -----------------------------------------------------------
 
@@ -173,13 +160,19 @@ class Engine:
     def spend(self, rank: int, seconds: float) -> None:
         """Advance the clock of a rank that computes."""
         one, cores = self._ranks[rank], self._cores
-        if cores is None or seconds < MIN_SHARED_S:
-            kept = self._kept
-            one.clock = kept.end(rank, one.clock, seconds) if kept else one.clock + seconds
+        if cores and cores.kept:
+            one.clock = cores.end(rank, one.clock, seconds)
             return
+        if not cores or seconds < MIN_SHARED_S:
+            one.clock += seconds
+            return
+
+        def ended() -> None:
+            self._wake(one, self.now)
+
         with self._lock:
             self._check()
-            self._post(rank, lambda: cores.start(self.now, rank, seconds))
+            self._post(rank, lambda: self._compute(rank, seconds, ended))
             self._block(one, lambda: "compute", attends=False)
         self._sleep(one)
 
@@ -282,14 +275,8 @@ class Engine:
 
         Those that follow others of the same message have no latency of their own.
         """
-
-        def start() -> None:
-            self._number += 1
-            self._arrivals[self._number] = arrived
-            self._flows.start(self.now, pair, nbytes, self._number)
-
         latency = 0.0 if follows else self.network.routes[pair].latency
-        self.at(self.now + latency, start)
+        self.at(self.now + latency, lambda: self._start(self._flows, pair, nbytes, arrived))
 
     def work(self, rank: int, seconds: float, waiting: float = 1.0) -> None:
         """Let the system work for a rank on cores that are shared, beside all computation.
@@ -297,9 +284,8 @@ class Engine:
         It takes `waiting` times as long for a rank that is blocked in a call of the communicator.
         """
         seconds *= waiting if self._ranks[rank].attends else 1.0
-        if self._cores is not None and seconds >= MIN_SHARED_S:
-            self._number += 1
-            self._cores.start(self.now, rank, seconds, self._number)
+        if self.shared and seconds >= MIN_SHARED_S:
+            self._compute(rank, seconds, lambda: None)
 
     def complete(self, what: Completion, at: float) -> None:
         """Set the time of a completion, and wake its rank if it waits for it."""
@@ -309,7 +295,9 @@ class Engine:
             what.waits = False
             self._wake(one, at)
         else:
-            one.note(at)
+            one.later.append(at)
+            if len(one.later) > MAX_COMPLETIONS:
+                one.sort()
 
     def attend(
         self,
@@ -352,7 +340,9 @@ class Engine:
 
     def _attend(self, one: RankState, until: float = 0.0) -> None:
         """Note that a rank makes a call of the communicator, until a time that is known."""
-        one.attend(max(one.clock, until if until < inf else 0.0), self.now)
+        while one.attended and one.attended[0][1] < self.now:
+            one.attended.popleft()
+        one.attended.append((one.clock, max(one.clock, until if until < inf else 0.0)))
         for action in one.deferred:
             self.at(one.clock, action)
         one.deferred.clear()
@@ -360,6 +350,17 @@ class Engine:
     def _noticed(self, begin: float, notice: Callable[[float], float]) -> float:
         """Return when a rank that is in a call from `begin` on notices what happens now."""
         return self.now + notice(self.now - begin) if begin < self.now else begin
+
+    def _start(self, flows: Flows, pair: Pair, length: float, ended: Callable[[], None]) -> None:
+        self._number += 1
+        self._ends[self._number] = ended
+        flows.start(self.now, pair, length, self._number)
+
+    def _compute(self, rank: int, seconds: float, ended: Callable[[], None]) -> None:
+        """Start what takes so many seconds on a core that the rank has for itself."""
+        assert self._cores is not None
+        group = self._cores.groups[rank]
+        self._start(self._computing, (group, group), SECOND * seconds, ended)
 
     def _block(self, one: RankState, doing: Callable[[], str], attends: bool = True) -> None:
         one.doing, one.blocked, one.attends = doing, True, attends
@@ -381,9 +382,7 @@ class Engine:
         """Execute events until a rank runs again."""
         while not self._running and self._ended < len(self._ranks) and self.failure is None:
             first = self._events[0].time if self._events else inf
-            time = min(first, self._flows.next_end())
-            if self._cores is not None:
-                time = min(time, self._cores.next_end())
+            time = min(first, self._flows.next_end(), self._computing.next_end())
             if time == inf:
                 self._find_deadlock()
                 return
@@ -394,11 +393,8 @@ class Engine:
                 self.fail(error)
 
     def _execute(self, time: float) -> None:
-        for rank, job in () if self._cores is None else self._cores.end(time):
-            if not job:
-                self._wake(self._ranks[rank], time)
-        for number in self._flows.end(time):
-            self._arrivals.pop(number)()
+        for number in (*self._computing.end(time), *self._flows.end(time)):
+            self._ends.pop(number)()
         while self._events and self._events[0].time <= time:
             heapq.heappop(self._events).action()
 

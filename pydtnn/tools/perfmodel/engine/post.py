@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,6 @@ class _Side:
     peer: int | None
 
 
-Match = Callable[[_Side], None]
-
-
 class PostOffice:
     """Matches the messages of a group, first in, first out, and lets them pass the network.
 
@@ -64,8 +62,7 @@ class PostOffice:
         """Post an array to send, at the present time of the sender."""
 
         def match(side: _Side) -> None:
-            other = self._matching.send(sender, self._near(side), tag, side)
-            if other is not None:
+            if other := self._matching.send(sender, self._near(side), tag, side):
                 self._deliver(side, other)
 
         return self._post(sender, receiver, array, match)
@@ -74,19 +71,20 @@ class PostOffice:
         """Post an array to receive into, at the present time of the receiver."""
 
         def match(side: _Side) -> None:
-            other = self._matching.receive(self._near(side), receiver, tag, side)
-            if other is not None:
+            if other := self._matching.receive(self._near(side), receiver, tag, side):
                 self._deliver(other, side)
 
         return self._post(receiver, sender, array, match)
 
-    def copying(self, rank: int, peer: int, nbytes: int) -> float:
-        """Return the time in s for which a rank itself copies a message.
+    def copying(self, rank: int, peer: int | None) -> float:
+        """Return the time in s/B for which a rank itself copies a message.
 
         Where ranks share cores, copies are work of the system, beside the computation of all ranks.
+        A message from any rank is taken to be one of another host, if there is one.
         """
-        between = self._hosts[rank] != self._hosts[peer]
-        return self._processor.copy * nbytes if between and not self._engine.shared else 0.0
+        others = self._hosts if peer is None else [self._hosts[peer]]
+        between = any(host != self._hosts[rank] for host in others)
+        return self._processor.copy if between and not self._engine.shared else 0.0
 
     def _near(self, side: _Side) -> Any:
         """Return the executed rank that takes the place of a peer, if it is that of a message."""
@@ -95,7 +93,9 @@ class PostOffice:
             return peer
         return self._places[self._members[peer] % n + side.done.owner // n * n]
 
-    def _post(self, rank: int, peer: int | None, array: np.ndarray, match: Match) -> Completion:
+    def _post(
+        self, rank: int, peer: int | None, array: np.ndarray, match: Callable[[_Side], None]
+    ) -> Completion:
         side = _Side(array, Completion(self._members[rank]), rank, peer)
         self._engine.spend(side.done.owner, self._processor.call)
         self._engine.post(side.done.owner, lambda: match(side))
@@ -126,43 +126,25 @@ class PostOffice:
         if pair[0] == pair[1] or nbytes <= self._processor.eager:
             engine.transfer(pair, nbytes, arrived)
         else:
-            window, notice = int(WINDOW * self._processor.eager), self._processor.notice
-            _Rendezvous(engine, pair, *owners, nbytes, window, notice, arrived).begin()
+            self._rendezvous(pair, *owners, nbytes, arrived)
 
+    def _rendezvous(
+        self, pair: Pair, sender: int, receiver: int, nbytes: int, arrived: Callable[[], None]
+    ) -> None:
+        """Let a message start when the receiver, then the sender, are in calls; send its parts."""
+        engine, notice = self._engine, self._processor.notice
+        latency, window = engine.network.routes[pair].latency, int(WINDOW * self._processor.eager)
 
-@dataclass
-class _Rendezvous:
-    """A message that starts when the receiver, then the sender, are in calls; and its parts."""
+        def announce() -> None:
+            engine.attend(receiver, consent, notice)
 
-    engine: Engine
-    pair: Pair
-    sender: int
-    receiver: int
-    length: int
-    window: int
-    notice: Callable[[float], float]
-    arrived: Callable[[], None]
+        def consent() -> None:
+            call = partial(engine.attend, sender, partial(send, nbytes), notice)
+            engine.at(engine.now + latency, call)
 
-    def begin(self) -> None:
-        """Announce the message, to which the receiver consents in its next call."""
-        self._left = self.length
-        self._later(lambda: self.engine.attend(self.receiver, self._consent, self.notice))
+        def send(left: int) -> None:
+            rest = max(left - window, 0)
+            then = partial(engine.attend, sender, partial(send, rest)) if rest else arrived
+            engine.transfer(pair, left - rest, then, follows=left < nbytes)
 
-    def _consent(self) -> None:
-        self._later(lambda: self.engine.attend(self.sender, self._send, self.notice))
-
-    def _later(self, action: Callable[[], None]) -> None:
-        """Execute an action after the latency of the network."""
-        engine = self.engine
-        engine.at(engine.now + engine.network.routes[self.pair].latency, action)
-
-    def _send(self) -> None:
-        part, follows = min(self._left, self.window), self._left < self.length
-        self._left -= part
-        self.engine.transfer(self.pair, part, self._passed, follows=follows)
-
-    def _passed(self) -> None:
-        if self._left:
-            self.engine.attend(self.sender, self._send)
-        else:
-            self.arrived()
+        engine.at(engine.now + latency, announce)

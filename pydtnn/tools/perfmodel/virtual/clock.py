@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydtnn.tools.perfmodel.compute.base import ComputeCosts, Label
-from pydtnn.tools.perfmodel.compute.segments import Activities
+from pydtnn.tools.perfmodel.compute.segments import SegmentObserver
 from pydtnn.tools.perfmodel.engine.engine import Engine
 from pydtnn.tools.perfmodel.prediction import LayerTime, StepTime
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import Clock
-from pydtnn.utils.observer import Kind, Observer, layer_of
-
-PARTS = (Kind.KERNEL, Kind.LOAD)
-"""Activities inside segments, which are reported in some runs only."""
+from pydtnn.utils.observer import Kind, layer_of
 
 
-class RankClock(Clock, Observer):
+class RankClock(Clock, SegmentObserver):
     """Virtual time of a rank, which advances by the cost of the segment that a notification ends.
 
     Time inside a communicator belongs to no segment: it is that of messages, by which the engine
@@ -43,14 +40,13 @@ class RankClock(Clock, Observer):
     def __init__(
         self, engine: Engine, rank: int, costs: ComputeCosts, disturbances: Disturbances
     ) -> None:
+        super().__init__()
         self.steps = 0
         self.engine, self._rank, self._disturbances = engine, rank, disturbances
         self._costs = costs
-        self._activities = Activities()
         self._known: dict[tuple[Label, int], float] = {}
         self._layers: Mapping[str, Any] = {}
         self._samples = 0
-        self._parts = 0  # activities in progress that end no segment
         self._before = 0.0
         self._sums: dict[Label, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
@@ -60,10 +56,6 @@ class RankClock(Clock, Observer):
             seconds *= self._disturbances.factor(self.now(), self.steps, self._rank)
         self.engine.spend(self._rank, seconds)
 
-    def lane(self, name: str) -> Observer:
-        """Return an observer of another thread, whose work takes no virtual time."""
-        return Observer()
-
     def layers(self, layers: Mapping[str, Any]) -> None:
         self._layers = layers
         self._known.clear()
@@ -72,27 +64,16 @@ class RankClock(Clock, Observer):
         self._samples = samples
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
-        if kind in PARTS:
-            self._parts += 1
-            return
-        self._advance()
-        self._activities.begin(kind, name)
+        super().begin(kind, name)
         if kind is Kind.PHASE and name == "step":
             self.steps += 1
 
-    def end(self) -> None:
-        if self._parts:
-            self._parts -= 1
-            return
-        self._advance()
-        self._activities.end()
-
-    def _advance(self) -> None:
-        label, begin, now = self._activities.ending(), self._before, self.now()
+    def notified(self) -> None:
+        label, begin, now = self.ending(), self._before, self.now()
         if label is not None:
             self.spend(self._seconds(label))
         self._before = self.now()
-        if named := self._activities.named:
+        if named := self.named:
             own = self._sums[named]
             own[0] += self._before - now
             own[1] += now - begin  # in calls of the communicator
@@ -125,8 +106,8 @@ class RankClock(Clock, Observer):
         key = label, self._samples
         seconds = self._known.get(key)
         if seconds is None:
-            layer = self._layers.get(layer_of(label.name))
-            layer = None if label.kind == "phase" else layer
+            phase = label.kind == "phase"
+            layer = None if phase else self._layers.get(layer_of(label.name))
             seconds = self._costs.seconds(label, layer, self._samples)
             if self._costs.constant and layer is not None:
                 self._known[key] = seconds

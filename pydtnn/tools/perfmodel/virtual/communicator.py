@@ -141,11 +141,10 @@ class VirtualGroup:
 
 
 class _Times:
-    """A meeting, the times at which ranks arrive, and the completions of their calls."""
+    """A meeting, and the completions of the calls of its ranks."""
 
     def __init__(self, members: Sequence[int]) -> None:
         self.meeting = Meeting(len(members))
-        self.joined = [0.0] * len(members)
         self.left = [Completion(rank) for rank in members]
         self.nbytes = 0
 
@@ -185,17 +184,9 @@ class VirtualCommunicator(MeetingCommunicator):
         Of all groups of the rank.
     """
 
-    def __init__(
-        self,
-        group: VirtualGroup,
-        rank: int,
-        traffic: Traffic | None = None,
-        buffers: Buffers | None = None,
-        copies: Copies | None = None,
-    ) -> None:
+    def __init__(self, group: VirtualGroup, rank: int, traffic: Traffic | None = None) -> None:
         super().__init__(group, rank, traffic)
-        self.buffers = buffers or Buffers()
-        self.copies = copies or Copies()
+        self.buffers, self.copies = Buffers(), Copies()
         self._engine = group.engine
         self._own = group.members[rank]
 
@@ -217,25 +208,23 @@ class VirtualCommunicator(MeetingCommunicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.send(self.rank, to, tag, array)
-        sent = _VirtualRequest(
-            self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes
-        )
+        sent = _VirtualRequest(self, f"send to rank {to} (tag {tag})", done, to, array.nbytes)
         return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.receive(source, self.rank, tag, array)
-        received = _VirtualRequest(
-            self, lambda: f"recv from {name_source(source)} (tag {tag})", done, source, array.nbytes
-        )
+        doing = f"recv from {name_source(source)} (tag {tag})"
+        received = _VirtualRequest(self, doing, done, source, array.nbytes)
         return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _create_group(self, name: str, members: list[int]) -> VirtualGroup:
         return VirtualGroup(self._engine, self._group.processor, name, members)
 
     def _create_member(self, group: VirtualGroup, rank: int) -> VirtualCommunicator:
-        shared = self.traffic, self.buffers, self.copies
-        return VirtualCommunicator(group, rank, *shared)
+        member = VirtualCommunicator(group, rank, self.traffic)
+        member.buffers, member.copies = self.buffers, self.copies
+        return member
 
     def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> _Times:
         """Bring `value` to this rank's next meeting, at the present time of its clock."""
@@ -250,7 +239,6 @@ class VirtualCommunicator(MeetingCommunicator):
             return found
 
         def arrive() -> None:
-            times.joined[rank] = engine.now
             times.nbytes = max(times.nbytes, call.nbytes)
             if times.meeting.join(rank, call, value, together):
                 del group.meetings[turn]
@@ -285,10 +273,8 @@ class VirtualCommunicator(MeetingCommunicator):
         return call.kind == "allreduce" and group.processor.add > 0 and len({*group.hosts}) == 1
 
     def _finish(self, call: Call, times: _Times) -> Any:
-        self._wait(
-            times.left[self.rank],
-            lambda: f"{call.text} (without rank {times.meeting.missing()})",
-        )
+        left = times.left[self.rank]
+        self._wait(left, lambda: f"{call.text} (without rank {times.meeting.missing()})")
         if times.meeting.problem:
             raise ValueError(times.meeting.problem)
         if call.kind == "allreduce" and self.size > 1:
@@ -316,26 +302,21 @@ class VirtualCommunicator(MeetingCommunicator):
 class _VirtualRequest(Request):
     """A pending message, whose bytes are copied by the processors of both ranks.
 
-    A rank that waits copies them while they arrive, except for the last piece. A message from any
-    rank is taken to be one of another host, if there is one.
+    A rank that waits copies them while they arrive, except for the last piece.
     """
 
     def __init__(
         self,
         comm: VirtualCommunicator,
-        doing: Callable[[], str],
+        doing: str,
         done: Completion,
         peer: int | None,
         nbytes: int,
     ) -> None:
         self._comm, self._doing, self._done = comm, doing, done
-        copying = comm._group.office.copying
-        if peer is None:
-            hosts = comm.hosts
-            peer = next((r for r in range(comm.size) if hosts[r] != hosts[comm.rank]), comm.rank)
-        self._seconds = copying(comm.rank, peer, nbytes)
+        copying = comm._group.office.copying(comm.rank, peer)
+        self._seconds, self._last = copying * nbytes, copying * min(nbytes, PIECE)
         if self._seconds:
-            self._last = copying(comm.rank, peer, min(nbytes, PIECE))
             comm.copies.pending += 1
 
     @property
@@ -343,7 +324,7 @@ class _VirtualRequest(Request):
         return self._done.source
 
     def wait(self) -> None:
-        self._comm._wait(self._done, self._doing)
+        self._comm._wait(self._done, lambda: self._doing)
         self._complete()
 
     def test(self) -> bool:

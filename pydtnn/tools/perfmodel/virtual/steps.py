@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.wrapper import Wrapper
+from pydtnn.comm.schedules.rule import without_rule
 from pydtnn.data.batch import parts
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
@@ -29,7 +29,7 @@ from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import MemoryUse, Prediction, RankPrediction, StepTime
 from pydtnn.tools.perfmodel.virtual.clock import RankClock
 from pydtnn.tools.perfmodel.virtual.communicator import VirtualCommunicator
-from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
+from pydtnn.tools.perfmodel.virtual.disturbances import NONE
 from pydtnn.tools.perfmodel.virtual.run import run_virtual
 from pydtnn.tools.perfmodel.workload_rank import WorkloadRank, check_timed, period
 from pydtnn.training.workload import Workload
@@ -91,9 +91,8 @@ def predict(
     usual = platform.compute.threads if isinstance(costs, AnalyticCosts) else 1
     threads = workload.threads or usual  # those for which the costs are
     cores = SharedCores.of(platform, 2 * alike if alike else workload.ranks, threads)
-    slower = NONE.on(platform, workload.ranks)
-    run = replace(workload, threads=threads)
-    ranks = simulate(run, network, costs, processor, cores, slower, alike)
+    given = {"cores": cores, "disturbances": NONE.on(platform, workload.ranks), "alike": alike}
+    ranks = simulate(replace(workload, threads=threads), network, costs, processor, **given)
     state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
     return Prediction.of(workload, platform, ranks, state)
 
@@ -123,9 +122,7 @@ def simulate(
     network: Network,
     costs: ComputeCosts | Sequence[ComputeCosts],
     processor: Processor,
-    cores: SharedCores | None = None,
-    disturbances: Disturbances = NONE,
-    alike: int | None = None,
+    **options: Any,
 ) -> list[RankPrediction]:
     """Execute steps on virtual ranks with empty kernels; return the mean step of the median pair.
 
@@ -139,38 +136,15 @@ def simulate(
     costs : ComputeCosts or sequence of ComputeCosts
     processor : Processor
         What messages cost the processor of a rank.
-    cores : SharedCores, optional
-        Cores that ranks share; by default each has its own.
-    disturbances : Disturbances, optional
-    alike : int, optional
-        See `run_virtual`.
+    **options
+        Of `run_virtual`: cores, disturbances, alike.
     """
     temporary = 0.0
     if workload.compress:
         temporary = temporary_memory(workload.compress, workload.compress_options)
-    program = _program(workload, STEPS // 2)
-
-    def run(comm: Communicator) -> tuple[list[StepTime], MemoryUse]:
-        rank, times = program(comm)
-        buckets = rank.trainer.model.buckets
-        largest = max((bucket.grads.nbytes for bucket in buckets), default=0)
-        return times, rank_memory(rank, _buffers(comm) + int(temporary * largest))
-
-    given: dict[str, Any] = {"cores": cores, "disturbances": disturbances, "alike": alike}
-    done = run_virtual(run, network=network, costs=costs, processor=processor, **given)
-    steps = list(zip(*(times for times, _ in done.results), strict=True))
-    middle = sorted(steps, key=lambda ranks: max(step.seconds for step in ranks))[len(steps) // 2]
-    memory = [memory for _, memory in done.results]
-    return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
-
-
-def _program(
-    workload: Workload, periods: int
-) -> Callable[[Communicator], tuple[WorkloadRank, list[StepTime]]]:
-    """Return a function that executes steps on a rank, and returns the time of each period."""
     length = max(period(workload), 2)
 
-    def run(comm: Communicator) -> tuple[WorkloadRank, list[StepTime]]:
+    def run(comm: Communicator) -> tuple[list[StepTime], MemoryUse]:
         backend = dry_backend(workload.create_backend(), threshold=1)
         rank = WorkloadRank(workload, comm, backend=backend)
         rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
@@ -179,13 +153,19 @@ def _program(
         own = cast(RankClock, clock.current())
         own.take()
         times = []
-        for _ in range(periods):
+        for _ in range(STEPS // 2):
             for _ in range(length):
                 rank.step()
             times.append(own.take(length))
-        return rank, times
+        largest = max((bucket.grads.nbytes for bucket in rank.trainer.model.buckets), default=0)
+        library = cast(VirtualCommunicator, without_rule(comm)).buffers.most
+        return times, rank_memory(rank, library + int(temporary * largest))
 
-    return run
+    done = run_virtual(run, network=network, costs=costs, processor=processor, **options)
+    steps = list(zip(*(times for times, _ in done.results), strict=True))
+    middle = sorted(steps, key=lambda ranks: max(step.seconds for step in ranks))[len(steps) // 2]
+    memory = [memory for _, memory in done.results]
+    return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
 
 
 def rank_memory(rank: WorkloadRank, library: int) -> MemoryUse:
@@ -222,14 +202,6 @@ def rank_memory(rank: WorkloadRank, library: int) -> MemoryUse:
         messages=_own_arrays(scheme, [model, optimizer, *model.buckets]) + library,
         process=process,
     )
-
-
-def _buffers(comm: Communicator) -> int:
-    """Return the most memory of the MPI library for the sums of a virtual rank, in B."""
-    while isinstance(comm, Wrapper):
-        comm = comm.inner
-    assert isinstance(comm, VirtualCommunicator)
-    return comm.buffers.most
 
 
 STOPS = (type, ModuleType, FunctionType, str, bytes, int, float)

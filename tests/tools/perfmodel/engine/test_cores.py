@@ -3,7 +3,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from pydtnn.tools.perfmodel.engine.cores import REBALANCE_S, Cores
+from pydtnn.tools.perfmodel.engine.cores import REBALANCE_S, SECOND
+from pydtnn.tools.perfmodel.engine.flows import Flows
 from pydtnn.tools.perfmodel.virtual import SharedCores, run_virtual
 from pydtnn.utils import clock
 from tests.each import each
@@ -12,14 +13,14 @@ from tests.tools.perfmodel.virtual.costs import UniformCosts, cluster
 
 def ends(number: int, starts: list[tuple[float, int, float]]) -> dict[int, float]:
     """When each rank ends that starts at a time and computes so many seconds."""
-    cores, found, waiting = Cores(SharedCores(number, (0,) * 9)), {}, sorted(starts)
+    cores, found, waiting = Flows(SharedCores(number, (0,) * 9).network), {}, sorted(starts)
     while waiting or cores.next_end() < inf:
         if waiting and waiting[0][0] <= cores.next_end():
             now, rank, seconds = waiting.pop(0)
-            cores.start(now, rank, seconds)
+            cores.start(now, (0, 0), SECOND * seconds, rank)
         else:
             now = cores.next_end()
-            found |= {rank: now for rank, _ in cores.end(now)}
+            found |= dict.fromkeys(cores.end(now), now)
     return found
 
 
@@ -73,12 +74,11 @@ def test_a_rank_that_polls_does_not_leave_its_core_to_others():
 
 
 def test_the_jobs_of_a_rank_share_its_cores():
-    cores = Cores(SharedCores(1, ("a", "b")))  # rank 1 has a core of its own
-    cores.start(0.0, 0, 1.0)
-    cores.start(0.0, 1, 1.0)
-    cores.start(0.0, 0, 0.5, job=7)
+    cores = Flows(SharedCores(1, ("a", "b")).network)  # rank 1 has a core of its own
+    for name, group, seconds in (("first", "a", 1.0), ("other", "b", 1.0), ("second", "a", 0.5)):
+        cores.start(0.0, (group, group), SECOND * seconds, name)
     assert cores.next_end() == pytest.approx(1.0)
-    assert sorted(cores.end(1.0)) == [(0, 7), (1, 0)]
+    assert sorted(cores.end(1.0)) == ["other", "second"]
     assert cores.next_end() == pytest.approx(1.5)
 
 

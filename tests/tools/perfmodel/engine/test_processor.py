@@ -6,7 +6,8 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.waiting import number_of_tests
-from pydtnn.tools.perfmodel.engine import processor
+from pydtnn.tools.perfmodel.calibration import processor
+from pydtnn.tools.perfmodel.calibration.processor import measure_processor
 from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
@@ -22,7 +23,7 @@ def test_the_processor_of_a_platform_copies_at_its_rate():
 
 
 def test_one_rank_has_no_messages():
-    assert run_threads(1, Processor.measure) == [Processor()]
+    assert run_threads(1, measure_processor, None) == [Processor()]
 
 
 @each(("hosts", "seconds"), [("aa", 1.0), ("aaaa", 1.5), ("ab", 0.0)])
@@ -69,7 +70,7 @@ def test_virtual_ranks_measure_the_processor_that_they_have(hosts, own, cores, m
     monkeypatch.setattr(processor.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(processor.np, "matmul", lambda x, y, out: spend(1e-4))
     costs = UniformCosts()
-    found = run_virtual(Processor.measure, network, network=network, costs=costs, processor=own)
+    found = run_virtual(measure_processor, network, network=network, costs=costs, processor=own)
     one, *others = found.results
     assert others == [one] * (len(hosts) - 1)
     # a message of an element in a ring, whose end is noticed late, or of 64 B, which are copied

@@ -8,11 +8,15 @@ import pytest
 
 from pydtnn.layers import Linear, Sequential
 from pydtnn.tools.perfmodel.network import Network
-from pydtnn.tools.perfmodel.virtual import run_virtual
-from pydtnn.tools.perfmodel.virtual.steps import _program
+from pydtnn.tools.perfmodel.virtual import Processor, steps
 from pydtnn.training.workload import Workload
 from tests.each import each
 from tests.tools.perfmodel.virtual.costs import SECONDS, UniformCosts
+
+
+@pytest.fixture(autouse=True)
+def one_pair_of_steps(monkeypatch):
+    monkeypatch.setattr(steps, "STEPS", 2)
 
 
 def equal_stages(stages: int, classes: int, shape: tuple[int, ...]) -> Sequential:
@@ -36,9 +40,7 @@ def seconds_of_a_step(ranks: int, micro_batches: int, schedule: str, chunks: int
     )
     fast = {"latency": 1e-9, "bandwidth": 1e15, "local_latency": 1e-9, "local_bandwidth": 1e15}
     network = Network.create([0] * ranks, **fast)
-    run = run_virtual(_program(work, 1), network=network, costs=UniformCosts())
-    _, (step,) = run.results[0]
-    return step.seconds
+    return steps.simulate(work, network, UniformCosts(), Processor())[0].step.seconds
 
 
 @each("ranks", [4, 8])

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from benchmarks.published.rows import Published
 from benchmarks.published.transformer import Messages
+from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Add, BatchNorm, Conv2d, Net, ReLU
 from pydtnn.layers.base import Layer
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.tools.perfmodel import Platform
 from pydtnn.tools.perfmodel.compute.accelerator import Accelerator
-from pydtnn.tools.perfmodel.job import dry_backend
 from pydtnn.training.workload import Workload
 
 FUSED = {BatchNorm: (2 / 3, 3 / 5), ReLU: (0.0, 0.0), Add: (1 / 3, 0.0)}

@@ -16,27 +16,19 @@ COLUMNS = ("strategy", "ms/step", "compute", "update", "messages", "idle", "load
 
 def ranked(found: SearchResult) -> list[str]:
     """Return a table of the fastest strategies, with times of a step in ms."""
-    shown: list[list[str]] = []
-    seen: set[str] = set()
+    rows: dict[str, list[str]] = {}
     for one in found.tried:
-        name = label(one)
-        if name not in seen and len(shown) < MAX_LISTED:
-            seen.add(name)
-            shown.append([name, *cells(one)])
-    return align([[*COLUMNS], *shown], 1)
+        step = one.step
+        compute = step.compute - step.update
+        parts = (one.seconds, compute, step.update, step.exposed, step.idle, one.loader)
+        size = quantity(one.memory.total, 1024, "B")
+        rows.setdefault(label(one), [*map(milliseconds, parts), size])
+    return align([[*COLUMNS], *([name, *rows[name]] for name in [*rows][:MAX_LISTED])], 1)
 
 
 def label(one: Prediction) -> str:
     """Return a strategy's name; plans that were found layer by layer have a note."""
     return one.work.strategy + (", layer by layer" if isinstance(one.work.plan, dict) else "")
-
-
-def cells(one: Prediction) -> list[str]:
-    """Return the parts of a step in ms, and the memory of a rank."""
-    step = one.step
-    compute = step.compute - step.update
-    parts = (one.seconds, compute, step.update, step.exposed, step.idle, one.loader)
-    return [*map(milliseconds, parts), quantity(one.memory.total, 1024, "B")]
 
 
 def milliseconds(seconds: float) -> str:
@@ -49,14 +41,8 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def plan_lines(one: Prediction) -> list[str]:
-    """Return the layers with a strategy of their own, in words; none for uniform plans."""
-    plan = one.work.plan
-    return [f"plan: {line}" for line in describe(plan, plan)] if isinstance(plan, dict) else []
-
-
-def explain(found: SearchResult, limit: float) -> str:
-    """Return why the best strategy was chosen, in one line.
+def explain(found: SearchResult, limit: float) -> list[str]:
+    """Return why the best strategy was chosen: a line, the fastest ones, and its plan if any.
 
     Parameters
     ----------
@@ -69,8 +55,7 @@ def explain(found: SearchResult, limit: float) -> str:
     def way(one: Prediction) -> tuple[object, ...]:
         return one.work.axes, one.work.pipeline_schedule, one.work.scheme
 
-    others = (one for one in found.tried if way(one) != way(best))
-    slower = (one for one in others if one.seconds >= best.seconds)
+    slower = [one for one in found.tried if way(one) != way(best) and one.seconds >= best.seconds]
     than = next((one for one in slower if one.memory.total <= limit), None)
     faster = ""
     if than is not None:
@@ -78,10 +63,13 @@ def explain(found: SearchResult, limit: float) -> str:
     dropped = sum(one.memory.total > limit for one in found.tried)
     memory = f"{quantity(best.memory.total, 1024, 'B')} of {quantity(limit, 1024, 'B')} per rank"
     without = f"; {dropped} others do not fit into memory" if dropped else ""
-    return (
+    line = (
         f"{label(best)}: {milliseconds(best.seconds)} ms per step by the model{faster}; "
         f"limited by {best.bottleneck}; memory {memory}{without}"
     )
+    plan = best.work.plan  # uniform plans are not of layers
+    layers = describe(plan) if isinstance(plan, dict) else []
+    return [line, *ranked(found), *(f"plan: {one}" for one in layers)]
 
 
 def search_lines(projector: Projector, ranks: int) -> tuple[SearchResult, list[str]]:
@@ -93,8 +81,7 @@ def search_lines(projector: Projector, ranks: int) -> tuple[SearchResult, list[s
         If no strategy is possible.
     """
     found = search(projector, ranks)
-    limit, best = projector.platform.cluster.memory_per_rank, found.best
-    lines = [f"{ranks} ranks: {explain(found, limit)}", *ranked(found), *plan_lines(best)]
+    best, lines = found.best, explain(found, projector.platform.cluster.memory_per_rank)
     if best.work.plan is not None:
         lines.append(f"gain over the best uniform plan: {found.gain:.2f}")
     options = [f"--parallel {best.work.parallel}"] if best.work.cut else []
@@ -104,4 +91,8 @@ def search_lines(projector: Projector, ranks: int) -> tuple[SearchResult, list[s
         options.append(f"--scheme {best.work.scheme}")
     if best.work.recompute is not None:
         options.append(f"--recompute {best.work.recompute}")
-    return found, [*lines, f"train with: {' '.join(options) or 'no options'}"]
+    return found, [
+        f"{ranks} ranks: {lines[0]}",
+        *lines[1:],
+        f"train with: {' '.join(options) or 'no options'}",
+    ]

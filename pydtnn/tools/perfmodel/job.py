@@ -9,21 +9,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import os
 from collections import Counter
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import cast
 
 from pydtnn.cli.step_meter import AWAY, BUSY, MAX_SPREAD
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.kernels import Backend
-from pydtnn.kernels.autotuner import CACHE_VARIABLE
-from pydtnn.kernels.dry import dry_backend
-from pydtnn.layers import Net
-from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.tools.perfmodel.calibration import calibrate
 from pydtnn.tools.perfmodel.calibration.rates import training
 from pydtnn.tools.perfmodel.compute.measured import measure_job
@@ -32,9 +26,8 @@ from pydtnn.tools.perfmodel.engine.cores import SharedCores
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.prediction import Prediction
 from pydtnn.tools.perfmodel.virtual.steps import MAX_RANKS, STEPS, predict
-from pydtnn.tools.perfmodel.workload_rank import TIMED, first_unknown
+from pydtnn.tools.perfmodel.workload_rank import TIMED, first_unknown, layers_of
 from pydtnn.training.workload import Workload
-from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
 
 MAX_FLOPS = 200e9
@@ -76,16 +69,16 @@ def platform_of(
     Platform
         Equal on all ranks.
     """
-    batch, net = ceil(work.batch / comm.size), work.create_net()
+    batch = ceil(work.batch / comm.size)
     same = {name: getattr(work, name) for name in ("fusion", "optimizer", "optimizer_options")}
-    network = (repr(net), work.input_shape, batch, *same.values()) if rates else ()
+    network = (repr(work.create_net()), work.input_shape, batch, *same.values()) if rates else ()
     same |= {"model_options": work.model_options, "threads": backend.threads}
     alone = Workload(work.model, work.input_shape, work.classes, **same)
     place = _file(comm, backend, *network)
-    known = comm.gather_object(_load(place) if comm.rank == 0 else None)[0]
+    known: Platform | None = comm.gather_object(_load(place) if comm.rank == 0 else None)[0]
     if known is not None:
-        return cast(Platform, known)
-    flops = max(_flops(net, work.input_shape, backend), 1)
+        return known
+    flops = max(_flops(work, backend), 1)
     samples = max(1, min(batch, int(MAX_FLOPS / MIN_REPEATS / flops)))
     calibration = calibrate(
         comm,
@@ -138,7 +131,7 @@ def predict_job(
     AgreedError
         On all ranks, if the steps cannot be simulated.
     """
-    flops = _flops(work.create_net(), work.input_shape, work.create_backend())
+    flops = _flops(work, work.create_backend())
     steps = _repeats(flops * work.batch / comm.size, most, MAX_JOB_FLOPS)
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
     profile = measure_job(_with_fixed_parameters(work), comm, steps=steps, warm_up=1, shared=shared)
@@ -169,11 +162,9 @@ def _with_fixed_parameters(work: Workload) -> Workload:
     return replace(work, optimizer_options=options)
 
 
-def _flops(net: Net, input_shape: tuple[int, ...], backend: Backend) -> int:
+def _flops(work: Workload, backend: Backend) -> int:
     """Return the operations of forward and backward of one sample."""
-    graph = Graph(shapes_of(input_shape), backend=dry_backend(backend, 1), dtype="float32")
-    graph.add(net, *graph.inputs)
-    costs = [node.layer.cost(1) for node in graph.nodes if node.inputs]
+    costs = [layer.cost(1) for layer in layers_of(work, backend)]
     return sum(cost.flops_forward + cost.flops_backward for cost in costs)
 
 
@@ -184,17 +175,14 @@ def _file(comm: Communicator, backend: Backend, *workload: object) -> Path | Non
     about = ("2", cpu_model(), backend.isa, backend.threads, tuning, per_host, *workload)
     key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     try:
-        folder = os.environ.get(CACHE_VARIABLE)
-        return (Path(folder).expanduser() if folder else user_cache()) / f"platform-{key}.yaml"
+        return backend.autotuner.file.path.with_name(f"platform-{key}.yaml")
     except RuntimeError:
         return None
 
 
 def _load(place: Path | None) -> Platform | None:
     """Return the platform in a file; None if there is none that is valid."""
-    if place is None or not place.is_file():
-        return None
-    try:
-        return Platform.load(place)
-    except (OSError, ValueError):
-        return None
+    if place is not None and place.is_file():
+        with contextlib.suppress(OSError, ValueError):
+            return Platform.load(place)
+    return None

@@ -87,11 +87,11 @@ class Predicted:
     warm: int = 0
 
     @classmethod
-    def of(cls, one: Prediction, platform: Platform) -> Predicted:
-        """Return the parts of a projection."""
+    def of(cls, one: Prediction) -> Predicted:
+        """Return the parts of a prediction."""
         step = one.step
         return cls(
-            platform.name,
+            one.platform.name,
             one.seconds,
             compute=step.compute - step.update,
             update=step.update,
@@ -131,10 +131,8 @@ class Predicted:
         """
         if not measured:
             return []
-        low, middle, high, first = (
-            f"{1e3 * measured[name]:.4g}" for name in ("low", "seconds", "high", "first")
-        )
-        text = f"measured {middle} ms"
+        times = {name: f"{1e3 * value:.4g}" for name, value in measured.items()}
+        text = f"measured {times['seconds']} ms"
         if self.reason:
             return [("time per step", f"{text}; not predicted: {self.reason}")]
         whole = asdict(self)
@@ -142,27 +140,37 @@ class Predicted:
         error = abs(self.seconds / measured["seconds"] - 1)
         off = max(PARTS, key=lambda name: abs(whole[name] - measured[name]))
         interval = f" ({1e3 * self.low:.4g} to {1e3 * self.high:.4g})"
-        text += (
-            f" ({low} to {high}), predicted {1e3 * self.seconds:.4g} ms"
-            f"{interval if self.high > self.low else ''}"
-        )
-        found = [("time per step", text)]
-        text = f"accuracy {max(1 - error, 0):.0%}, largest difference in {PARTS[off]}"
-        found.append(("  prediction", f"for {self.platform}, {text}"))
-        for name, title in PARTS.items():
-            text = f"measured {1e3 * measured[name]:.4g} ms, predicted {1e3 * whole[name]:.4g} ms"
-            if name == "compute" and self.update:
-                text += f", {1e3 * self.update:.4g} ms of it for the update"
-            found.append((f"  {title}" if name == "data" else f"  in {title}", text))
-        found.append(
+        update = f", {1e3 * self.update:.4g} ms of it for the update" if self.update else ""
+        memory = f", predicted {self.memory / 1e6:.0f} MB" if self.memory else ""
+
+        def part(name: str) -> str:
+            return f"measured {times[name]} ms, predicted {1e3 * whole[name]:.4g} ms"
+
+        return [
+            (
+                "time per step",
+                f"{text} ({times['low']} to {times['high']}), predicted {1e3 * self.seconds:.4g} "
+                f"ms{interval if self.high > self.low else ''}",
+            ),
+            (
+                "  prediction",
+                f"for {self.platform}, accuracy {max(1 - error, 0):.0%}, largest difference in "
+                f"{PARTS[off]}",
+            ),
+            ("  in compute", part("compute") + update),
+            ("  in communication", part("communication")),
+            ("  waiting for data", part("data")),
             (
                 "  first step",
-                f"measured {first} ms, with the choice of algorithms; not in the times above",
-            )
-        )
-        text = f"measured {measured['memory'] / 1e6:.0f} MB"
-        text += f", predicted {self.memory / 1e6:.0f} MB" if self.memory else ""
-        return [*found, ("  memory of a rank", f"{text}, in addition to interpreter and data")]
+                f"measured {times['first']} ms, with the choice of algorithms; not in the times "
+                "above",
+            ),
+            (
+                "  memory of a rank",
+                f"measured {measured['memory'] / 1e6:.0f} MB{memory}, in addition to interpreter "
+                "and data",
+            ),
+        ]
 
 
 def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = None) -> str:
@@ -220,18 +228,18 @@ def choose_parallel(
     def describe() -> dict[str, Any]:
         return describe_data(config, create_data(config)[0], comm.launched)
 
+    auto = config.parallel == AUTO
+    choice = "--parallel auto" if auto else "--parallel schedule=auto"
+    instead = "the axes, such as --parallel data=2" if auto else "a schedule"
     axes = axes_over(config.parallel, comm)
     work = describe_run(config, axes, comm.gather_object(on_rank_0(comm, describe))[0])
     if option := no_formula(config, work):
-        raise ValueError(
-            f"train: {_auto_option(config)} has no formula for {option}; name "
-            f"{_alternative(config)}"
-        )
+        raise ValueError(f"train: {choice} has no formula for {option}; name {instead}")
     platform = find_platform(config, comm, threads, work, rates=True)
     if platform is None:
         raise ValueError(
-            f"train: {_auto_option(config)} measures CPUs only, got --device {work.device}; name "
-            f"{_alternative(config)}, or a --platform"
+            f"train: {choice} measures CPUs only, got --device {work.device}; name {instead}, or a "
+            "--platform"
         )
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
@@ -246,28 +254,21 @@ def choose_parallel(
     return replace(config, **chosen), lines
 
 
-def _auto_option(config: TrainConfig) -> str:
-    return "--parallel auto" if config.parallel == AUTO else "--parallel schedule=auto"
-
-
-def _alternative(config: TrainConfig) -> str:
-    return "the axes, such as --parallel data=2" if config.parallel == AUTO else "a schedule"
-
-
 def _search(
     config: TrainConfig, ranks: int, platform: Platform, work: Workload, limit: float
 ) -> SearchResult:
     """Return the strategies of a job by formulas, the fastest first."""
     from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.tools.perfmodel.projection import Projector
-    from pydtnn.tools.perfmodel.search import SCHEDULES, compare, search
+    from pydtnn.tools.perfmodel.search import SCHEDULES, search
 
     projector = Projector(work, platform, AnalyticCosts.of(work, platform))
     recompute = (None, AUTO) if config.recompute is None else (work.recompute,)
     schedules = SCHEDULES if config.pipeline_schedule == AUTO else SCHEDULES[:1]
-    if config.parallel != AUTO:
-        return compare(projector, ranks, [work], limit, recompute=recompute, schedules=schedules)
-    return search(projector, ranks, memory_limit=limit, recompute=recompute, schedules=schedules)
+    works = None if config.parallel == AUTO else [work]
+    return search(
+        projector, ranks, works, memory_limit=limit, recompute=recompute, schedules=schedules
+    )
 
 
 def _measured(
@@ -283,9 +284,13 @@ def _measured(
     """
     from pydtnn.tools.perfmodel.job import measurable, predict_job
 
-    works = comm.gather_object(None if found is None else _candidates(found, limit))[0]
+    works: list[Workload] = []
+    if found is not None:
+        slowest = MAX_RATIO * found.best.seconds
+        near = [one for one in found.tried if one.memory.total <= limit and one.seconds <= slowest]
+        works = [one.work for one in near[:MAX_CANDIDATES]] if len(near) > 1 else []
     ones = []
-    for work in works:
+    for work in comm.gather_object(works)[0]:
         if measurable(comm, work):
             work = replace(work, threads=threads).in_micro_batches()
             with contextlib.suppress(ValueError, AgreedError):  # then that of the formulas counts
@@ -294,28 +299,16 @@ def _measured(
     return None if found is None else found.with_predictions(again)
 
 
-def _candidates(found: SearchResult, limit: float) -> list[Workload]:
-    """Return the strategies that may be the fastest."""
-    slowest = MAX_RATIO * found.best.seconds
-    near = [one for one in found.tried if one.memory.total <= limit and one.seconds <= slowest]
-    return [one.work for one in near[:MAX_CANDIDATES]] if len(near) > 1 else []
-
-
 def _explain(
     config: TrainConfig, found: SearchResult, limit: float
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the options of the fastest strategy, and why it was chosen."""
-    from pydtnn.tools.perfmodel.choice import explain, plan_lines, ranked
+    from pydtnn.tools.perfmodel.choice import explain
 
     found = found.prefer_uniform(MIN_GAIN)
-    details = [*ranked(found), *plan_lines(found.best)]
     what = "parallel" if config.parallel == AUTO else "pipeline schedule"
-    lines = [f"{what}: {explain(found, limit)}", *(f"  {line}" for line in details)]
-    return _options(config, found.best.work, limit), lines
-
-
-def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any]:
-    """Return the options of the command line for the best strategy."""
+    line, *details = explain(found, limit)
+    best = found.best.work
     chosen: dict[str, Any] = {
         "pipeline_schedule": best.pipeline_schedule,
         "scheme": best.scheme,
@@ -331,7 +324,7 @@ def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any
         chosen["memory_limit"] = config.memory_limit or f"{int(limit)}B"
     elif config.recompute != AUTO:
         chosen["memory_limit"] = None  # a limit of recomputation
-    return chosen
+    return chosen, [f"{what}: {line}", *(f"  {one}" for one in details)]
 
 
 def predict_run(
@@ -370,7 +363,7 @@ def predict_run(
             one = predict_job(comm, replace(work, threads=threads), platform)
         except (AgreedError, ValueError) as error:  # a prediction must never end training
             return Predicted(reason=str(error))
-        return None if one is None else Predicted.of(one, platform)
+        return None if one is None else Predicted.of(one)
     return predict(config, work, platform) if comm.rank == 0 else None
 
 
@@ -383,6 +376,6 @@ def predict(config: TrainConfig, work: Workload, platform: Platform) -> Predicte
         return Predicted(reason=f"the model of a step has no formula for {option}")
     try:
         projector = Projector(work, platform, AnalyticCosts.of(work, platform))
-        return Predicted.of(projector.project(work), platform)
+        return Predicted.of(projector.project(work))
     except Exception as error:  # a prediction must never end training
         return Predicted(reason=f"{type(error).__name__}: {error}")

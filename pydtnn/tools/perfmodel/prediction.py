@@ -6,7 +6,6 @@ Closed formulas (`perfmodel.projection`) follow one rank, or one of each stage; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import prod
@@ -177,8 +176,6 @@ class Prediction:
     ranks : tuple of RankPrediction
         Of all ranks, or by closed formulas one for all, with the step of the slowest stage and the
         memory of that with the most.
-    loader : float
-        Time by which a step is longer because a rank waits for its batch, in s.
     state : float
         Bytes of a checkpoint.
     deciles : tuple of float
@@ -189,20 +186,16 @@ class Prediction:
     work: Workload
     platform: Platform = field(repr=False)
     ranks: tuple[RankPrediction, ...]
-    loader: float
     state: float
     deciles: tuple[float, float] = (1.0, 1.0)
 
-    @classmethod
-    def of(
-        cls, work: Workload, platform: Platform, ranks: Iterable[RankPrediction], state: float
-    ) -> Prediction:
-        """Return the prediction with the waits for the loader; parameters are attributes."""
-        ranks = tuple(ranks)
+    @cached_property
+    def loader(self) -> float:
+        """Time by which a step is longer because a rank waits for its batch, in s."""
+        work, step = self.work, max(rank.step.seconds for rank in self.ranks)
         sample = ITEM * sum(map(prod, shapes_of(work.input_shape)))
-        step = max(rank.step.seconds for rank in ranks)
-        loader = platform.storage.delay(work.samples_per_rank, sample, work.loader_threads, step)
-        return cls(work, platform, ranks, loader, state)
+        delay = self.platform.storage.delay
+        return delay(work.samples_per_rank, sample, work.loader_threads, step)
 
     @cached_property
     def step(self) -> StepTime:

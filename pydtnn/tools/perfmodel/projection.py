@@ -306,7 +306,7 @@ class Projector:
         own = [one.outline.memory for one in tables]
         state = sum(one.values + work.slots * one.trained for one in own)
         memory = max(memories, key=lambda memory: memory.total)
-        return Prediction.of(work, self.platform, [RankPrediction(step, memory)], state)
+        return Prediction(work, self.platform, (RankPrediction(step, memory),), state)
 
     def _memory(
         self, messages: MessageCosts, outline: Outline, samples: int, in_flight: float

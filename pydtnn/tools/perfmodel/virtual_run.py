@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pydtnn.cli.build import Job, create_optimizer
 from pydtnn.cli.config import TrainConfig
 from pydtnn.comm import Communicator
+from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
+from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
+from pydtnn.training.workload import clipping_of
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
-
-if TYPE_CHECKING:
-    from pydtnn.cli.build import Job
 
 
 def run_on_virtual_ranks(
@@ -33,13 +36,6 @@ def run_on_virtual_ranks(
     AgreedError
         If there are several processes.
     """
-    from pydtnn.cli.build import create_optimizer
-    from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
-    from pydtnn.tools.perfmodel.platform import Platform
-    from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
-    from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
-    from pydtnn.training.workload import clipping_of
-
     assert config.virtual_ranks is not None
     assert config.platform is not None
     if comm.size > 1:
@@ -70,8 +66,6 @@ def describe(job: Job, alone: float, wall: float) -> list[tuple[str, str]]:
     wall : float
         Time of all steps, in s.
     """
-    from pydtnn.tools.perfmodel.platform import Platform
-
     steps, ranks = len(job.trainer.losses), job.config.virtual_ranks
     if ranks is None or not wall or not steps:
         return []

@@ -14,6 +14,9 @@ from pydtnn.data import Batch
 from pydtnn.data.batch import each, has_several_inputs
 from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.layers.base import Layer
+from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.model import example_input, example_inputs
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.preparation import halved_in_flight, micro_batches_in_flight
@@ -93,12 +96,14 @@ class WorkloadRank:
             progress=False,
             observers=observers,
             check_equal=0,
-            **_auxiliary(len(model.output_shapes)),
+            auxiliary_weights=[1.0] * (len(model.output_shapes) - 1) or None,
             **workload.trainer_options(),
         )
         self.trainer.exchange.start(model.buckets)
         self.batch = self._create_batch(workload, data)
-        self._choose_segments()
+        if model.recompute is not None:  # for this batch size, as `Trainer.fit` chooses
+            slots = self.trainer.optimizer.state_size
+            model.choose_segments(self.largest, slots=slots, in_flight=self.in_flight)
 
     def _create_batch(self, workload: Workload, data: Communicator) -> Batch:
         """Create this rank's part of the batch, and of its samples."""
@@ -120,13 +125,6 @@ class WorkloadRank:
         x = each(lambda part: part.astype(model.dtype), x)
         return Batch(x, y, samples, 0, workload.batch, shards if parts > 1 else ())
 
-    def _choose_segments(self) -> None:
-        """Choose what is recomputed for this batch size, as `Trainer.fit` does."""
-        trainer = self.trainer
-        if trainer.model.recompute is not None:
-            slots = trainer.optimizer.state_size
-            trainer.model.choose_segments(self.largest, slots=slots, in_flight=self.in_flight)
-
     @property
     def in_flight(self) -> int:
         """Micro-batches whose saved values exist at a time."""
@@ -142,9 +140,11 @@ class WorkloadRank:
         self.trainer.train_step(self.batch)
 
 
-def _auxiliary(outputs: int) -> dict[str, Any]:
-    """Return the arguments of `Trainer` for a model of several outputs."""
-    return {"auxiliary_weights": [1.0] * (outputs - 1)} if outputs > 1 else {}
+def layers_of(work: Workload, backend: Backend) -> list[Layer]:
+    """Return the layers of a run's network on one rank, with shapes and without arrays."""
+    graph = Graph(shapes_of(work.input_shape), backend=dry_backend(backend, 1), dtype=work.dtype)
+    graph.add(work.create_net(), *graph.inputs)
+    return [node.layer for node in graph.nodes if node.inputs]
 
 
 def period(workload: Workload) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pydtnn.cli.workload import names_in
 from pydtnn.model.pipeline.schedules import find
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import OPTIMIZER
@@ -148,11 +149,6 @@ def workload_of(options: argparse.Namespace) -> Workload:
     return work
 
 
-def names_of(text: str) -> list[str]:
-    """Return names between commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def variants_of(options: argparse.Namespace) -> Variants:
     """Return what is tried besides the axes.
 
@@ -161,26 +157,26 @@ def variants_of(options: argparse.Namespace) -> Variants:
     ValueError
         If a compressor or a schedule is unknown.
     """
-    for name in names_of(options.compress):
+    compress, chosen = names_in(options.compress), options.pipeline_schedule
+    for name in compress:
         COMPRESSOR.find(name)
-    chosen = options.pipeline_schedule
     if chosen != AUTO:
         find(chosen)
     return Variants(
         recompute=not options.no_recompute,
         sharded=not options.no_sharded,
-        compress=names_of(options.compress),
+        compress=compress,
         schedules=SCHEDULES if chosen == AUTO else (chosen,),
     )
 
 
-def axes_of(text: str) -> dict[str, int]:
-    """Return the axes of a mesh with their ranks.
+def axes_of(who: str, text: str) -> dict[str, int]:
+    """Return the axes of a strategy with their ranks; ValueError if there is no such strategy.
 
-    >>> axes_of("spatial=2")
+    >>> axes_of("--explain", "spatial=2")
     {'data': 1, 'spatial': 2}
     """
-    axes = parse_axes("--explain", text)
+    axes = parse_axes(who, text)
     for name in axes:
-        check("--explain", "axis", name, KINDS)
+        check(who, "axis", name, KINDS)
     return {"data": 1, **axes}

@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from math import ceil, log, prod
+from math import ceil, log, nan, prod
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
@@ -169,6 +169,8 @@ class Entry:
         Hosts times hours of an epoch.
     least : float
         Time of a step that a strategy exceeds that was not followed, in s.
+    virtual : float
+        Time of a step on virtual ranks over that of the prediction; nan if they did not execute it.
     """
 
     work: Workload
@@ -177,6 +179,7 @@ class Entry:
     efficiency: float = 0.0
     node_hours: float = 0.0
     least: float = 0.0
+    virtual: float = nan
 
     @property
     def possible(self) -> bool:

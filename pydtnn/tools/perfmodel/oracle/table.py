@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan, nan
+from pathlib import Path
 from typing import Any
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
@@ -16,11 +16,13 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
-from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.tools.perfmodel.oracle.ranking import KINDS, MAX_STAGES, Entry, best
 from pydtnn.tools.perfmodel.oracle.what_if import Sweep
-from pydtnn.tools.perfmodel.prediction import LayerTime, Prediction
+from pydtnn.tools.perfmodel.prediction import Prediction
+from pydtnn.tools.perfmodel.workload_rank import layers_of
 from pydtnn.training.workload import Workload
+from pydtnn.utils.files import write_file
+from pydtnn.utils.tables import csv_of
 from pydtnn.utils.units import align, memory
 
 
@@ -49,18 +51,17 @@ def find_limits(work: Workload, backend: Backend, stages: int = MAX_STAGES) -> l
     Kahira et al., "An oracle for guiding large-scale model/hybrid parallel training of
     convolutional neural networks", HPDC 2021, table 3, last column.
     """
-    graph = Graph(shapes_of(work.input_shape), backend=dry_backend(backend, 1), dtype=work.dtype)
-    graph.add(work.create_net(), *graph.inputs)
-    layers = [node.layer for node in graph.nodes if node.inputs]
-    least = {"data": Limit("data", work.batch, f"{work.batch} samples in a step")}
-    for limit in _limits(layers):
-        if limit.kind not in least or limit.ranks < least[limit.kind].ranks:
-            least[limit.kind] = limit
+    layers = layers_of(work, backend)
     why = f"{len(layers)} layers"
     if len(layers) > stages:
         why += f"; longer pipelines than {stages} mostly wait, and are not tried"
-    least[PIPELINE] = Limit(PIPELINE, min(len(layers), stages), why)
-    return [least[kind] for kind in KINDS if kind in least]
+    limits = [
+        Limit("data", work.batch, f"{work.batch} samples in a step"),
+        *_limits(layers),
+        Limit(PIPELINE, min(len(layers), stages), why),
+    ]
+    of_kinds = ([one for one in limits if one.kind == kind] for kind in KINDS)
+    return [min(own, key=lambda one: one.ranks) for own in of_kinds if own]
 
 
 def _limits(layers: list[Layer]) -> Iterator[Limit]:
@@ -93,7 +94,7 @@ def _limits(layers: list[Layer]) -> Iterator[Limit]:
 
 
 HEADER = (
-    *("ranks", "strategy", "step", "epoch", "compute", "exposed", "loader", "update"),
+    *("strategy", "ranks", "step", "epoch", "compute", "exposed", "loader", "update"),
     *("memory", "efficiency", "node h", "bottleneck"),
 )
 
@@ -115,6 +116,12 @@ def durations(times: Sequence[float]) -> list[str]:
     scale, unit = next(((s, unit) for most, s, unit in UNITS if least < most), (1 / 86400, "d"))
     values = [scale * seconds for seconds in times]
     return [f"{own:.3g} {unit}" if own < 1000 else f"{own:,.0f} {unit}" for own in values]
+
+
+def write(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as comma-separated values, if there is a file for them."""
+    if path:
+        write_file("oracle", path, csv_of(rows).encode())
 
 
 def format_times(rows: Iterable[list[Any]], column: int) -> None:
@@ -141,51 +148,50 @@ def title(work: Workload, platform: str, per_rank: int | None) -> str:
     return f"{work.network}, {shape}, {batch}, {work.samples:,} samples per epoch, on {platform}"
 
 
-def cells(entry: Entry) -> list[Any]:
-    """Return the cells of an entry that has a projection, with times in s."""
-    one = entry.projection
-    assert one is not None
-    step, whole = one.step, one.seconds
-    waits = step.exposed + step.idle
-    return [
-        str(entry.work.ranks),
-        entry.work.strategy,
-        whole,
-        one.epoch,
-        percent(step.compute - step.update, whole),
-        percent(waits, whole),
-        percent(one.loader, whole),
-        percent(step.update, whole),
-        memory(one.memory.total),
-        percent(entry.efficiency, 1.0),
-        f"{entry.node_hours:.3g}",
-        entry.bottleneck if entry.possible else "memory",
-    ]
-
-
 def ranking(entries: Iterable[Entry], width: int) -> list[str]:
     """Return a table of entries with a projection, one line each, at most as wide as `width`."""
-    rows = [[*HEADER], *(cells(entry) for entry in entries if entry.projection is not None)]
+    rows: list[list[Any]] = [[*HEADER]]
+    for entry in entries:
+        if one := entry.projection:
+            step, whole = one.step, one.seconds
+            rows.append(
+                [
+                    entry.work.strategy,
+                    str(entry.work.ranks),
+                    whole,
+                    one.epoch,
+                    percent(step.compute - step.update, whole),
+                    percent(step.exposed + step.idle, whole),
+                    percent(one.loader, whole),
+                    percent(step.update, whole),
+                    memory(one.memory.total),
+                    percent(entry.efficiency, 1.0),
+                    f"{entry.node_hours:.3g}",
+                    entry.bottleneck if entry.possible else "memory",
+                ]
+            )
     for name in ("step", "epoch"):
         format_times(rows, HEADER.index(name))
-    order = [1, 0, *range(2, len(HEADER))]
-    lines = align([[row[i] for i in order] for row in rows], 1)
+    lines = align(rows, 1)
     for name in OMITTED:
-        if max(map(len, lines)) <= width:
-            break
-        order.remove(HEADER.index(name))
-        lines = align([[row[i] for i in order] for row in rows], 1)
+        if max(map(len, lines)) > width:
+            place = rows[0].index(name)
+            rows = [row[:place] + row[place + 1 :] for row in rows]
+            lines = align(rows, 1)
     return [line[:width] for line in lines]
 
 
 def of_best(found: Mapping[int, Sequence[Entry]], width: int) -> list[str]:
-    """Return a table of the best strategy for each number of ranks."""
+    """Return a table of the best strategy for each number of ranks, and the fastest of them."""
     chosen = [one for entries in found.values() if (one := best(entries)) is not None]
     lines = ranking(chosen, width)
     for ranks, entries in found.items():
         if best(entries) is None:
             why = entries[0].reason if entries else "no strategy is possible"
             lines.append(f"{ranks} ranks: {why}"[: max(width, 80)])
+    if chosen:
+        fastest = min(chosen, key=lambda one: one.projection.epoch if one.projection else 0).work
+        lines += ["", f"fastest: {fastest.strategy}, {fastest.ranks} ranks"]
     return lines
 
 
@@ -235,20 +241,19 @@ def of_sweep(
         return "-" if isnan(value) else f"{value:.2f}" if what == QUANTITIES[1] else value
 
     lines: list[list[Any]] = [[f"{what} by {found.axis}", *found.texts]]
+    refused = []
     for name, entries in found.entries.items():
         lines.append([name, *(cell(value_of(one, what)) for one in entries)])
-        if own := found.virtual.get(name):
-            times = (value_of(one, what, own.get(i, nan)) for i, one in enumerate(entries))
+        times = [value_of(one, what, one.virtual) for one in entries]
+        if not all(map(isnan, times)):
             lines.append(["  on virtual ranks", *map(cell, times)])
         cells = [notes(one) for one in entries]
         for line in dict.fromkeys(line for one in cells for line in one):
             lines.append([line, *(one.get(line, "-") for one in cells)])
-    for column in range(1, len(lines[0])):
-        format_times(lines, column)
-    refused = []
-    for name, entries in found.entries.items():
         why = ((t, e.reason) for t, e in zip(found.texts, entries, strict=True) if e.reason)
         refused += [f"{name}, {found.axis} {text}: {reason}" for text, reason in [*why][:1]]
+    for column in range(1, len(lines[0])):
+        format_times(lines, column)
     return align(lines, 1) + refused
 
 
@@ -282,9 +287,9 @@ def explain(projection: Prediction) -> list[str]:
         ("waits for other stages", step.idle),
         ("update", step.update),
         ("loader, exposed", one.loader),
+        ("step", one.seconds),
     ]
     rows = [[name, duration(value), percent(value, one.seconds)] for name, value in terms if value]
-    rows.append(["step", duration(one.seconds), "100 %"])
     lines = [
         f"{one.work.strategy}: {one.work.samples_per_rank} samples per rank",
         *align(rows, 1),
@@ -296,12 +301,9 @@ def explain(projection: Prediction) -> list[str]:
     ]
     parts = asdict(one.memory) | {"memory of a rank": one.memory.total}
     lines += [*align([[name, memory(value)] for name, value in parts.items()], 1), ""]
-    return lines + _of_layers(step.layers, one.seconds)
-
-
-def _of_layers(layers: Iterable[LayerTime], whole: float) -> list[str]:
     rows = [["layer", "forward", "backward", "recomputed", "exchange", "share"]]
-    for layer in layers:
+    for layer in step.layers:
         times = (layer.forward, layer.backward, layer.recomputed, layer.exchange)
-        rows.append([layer.name, *map(duration, times), f"{100 * layer.seconds / whole:.1f} %"])
-    return align(rows, 1)
+        share = f"{100 * layer.seconds / one.seconds:.1f} %"
+        rows.append([layer.name, *map(duration, times), share])
+    return lines + align(rows, 1)

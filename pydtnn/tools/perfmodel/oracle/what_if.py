@@ -10,7 +10,8 @@ bandwidth, link bandwidth and number of nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any, NamedTuple
 
 from pydtnn.tools.perfmodel.entries import check
@@ -57,15 +58,11 @@ class Sweep:
         Samples, flop/s, B/s, s or ranks.
     entries : mapping of str to tuple of Entry
         By the strategy's name, for the axis "ranks" without the ranks of its first axis.
-    virtual : mapping of str to mapping of int to float
-        The time of a step on virtual ranks relative to that of an entry, by name and point, of some
-        of them.
     """
 
     axis: str
     values: tuple[float, ...]
     entries: Mapping[str, tuple[Entry, ...]]
-    virtual: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[str]:
@@ -74,11 +71,11 @@ class Sweep:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row of a table for each entry, in SI units."""
-        for name, entries in self.entries.items():
-            for i, (value, one) in enumerate(zip(self.values, entries, strict=True)):
+        for entries in self.entries.values():
+            for value, one in zip(self.values, entries, strict=True):
                 row = {"axis": self.axis, "value": value, **one.to_json()}
-                if one.projection and (ratio := self.virtual.get(name, {}).get(i)):
-                    row["virtual_seconds_per_step"] = ratio * one.projection.seconds
+                if one.projection and not isnan(one.virtual):
+                    row["virtual_seconds_per_step"] = one.virtual * one.projection.seconds
                 yield row
 
 
@@ -112,33 +109,32 @@ def sweep(
     values = values or [usual * factor for factor in FACTORS]
     if axis in ("batch", "ranks"):
         values = [max(round(value), 1) for value in values]
-    columns = []
-    for value in values:
-        own, works, ranks = oracle, [*chosen], None
-        if axis == "ranks":
-            ranks = int(value)
-        elif axis != "batch":
+    oracles = dict.fromkeys(values, oracle)
+    if axis == "batch" and per_rank:
+        oracles = {value: Oracle(projector, int(value)) for value in values}
+    elif axis in SCALED:
+        for value in values:
             changed = change(axis, value / usual, projector.platform)
-            own = Oracle(projector.on(changed), per_rank)
-        elif per_rank:
-            own = Oracle(projector, int(value))
-        else:
-            works = [replace(work, batch=int(value)) for work in chosen]
-        columns.append([_entry(own, work, ranks) for work in works])
-    rows = zip(chosen, zip(*columns, strict=True), strict=True)
-    names = {id(work): label(work) if axis == "ranks" else work.strategy for work in chosen}
-    return Sweep(axis, tuple(values), {names[id(work)]: entries for work, entries in rows})
+            oracles[value] = Oracle(projector.on(changed), per_rank)
 
+    def entry(work: Workload, value: float) -> Entry:
+        if axis == "batch" and not per_rank:
+            work = replace(work, batch=int(value))
+        if axis == "ranks":
+            first = first_axis(work)
+            others = work.ranks // work.axes.get(first, 1)
+            if value % others:
+                why = f"expected a multiple of {others} ranks, got {value}"
+                return Entry(work, None, why)
+            work = work.along({**work.axes, first: int(value) // others})
+        return oracles[value].entry(work)
 
-def _entry(oracle: Oracle, work: Workload, ranks: int | None) -> Entry:
-    """Return the entry of a run on its ranks, or on others."""
-    if ranks is not None:
-        axis = first_axis(work)
-        others = work.ranks // work.axes.get(axis, 1)
-        if ranks % others:
-            return Entry(work, None, f"expected a multiple of {others} ranks, got {ranks}")
-        work = work.along({**work.axes, axis: ranks // others})
-    return oracle.entry(work)
+    names = [label(work) if axis == "ranks" else work.strategy for work in chosen]
+    entries = {
+        name: tuple(entry(work, value) for value in values)
+        for name, work in zip(names, chosen, strict=True)
+    }
+    return Sweep(axis, tuple(values), entries)
 
 
 def first_axis(work: Workload) -> str:

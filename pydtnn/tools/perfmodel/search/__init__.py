@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pydtnn.tools.perfmodel.search.plans import SCHEDULES, SearchResult, compare, describe, search
+from pydtnn.tools.perfmodel.search.plans import SCHEDULES, SearchResult, describe, search
 from pydtnn.tools.perfmodel.search.solver import Solution, Unit, UnitOption, solve
 from pydtnn.utils.moved import renamed
 
@@ -12,7 +12,6 @@ __all__ = [
     "Solution",
     "Unit",
     "UnitOption",
-    "compare",
     "describe",
     "search",
     "solve",

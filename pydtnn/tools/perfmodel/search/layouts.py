@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers.activation import Activation
@@ -45,16 +45,6 @@ LONG_MESSAGE_BYTES = 1 << 22
 
 IN_PLACE = (Activation, Dropout, Flatten, Identity)
 """Layers whose outputs are not stored besides their inputs."""
-
-
-class _Cost(NamedTuple):
-    """A layer under a strategy."""
-
-    needs: tuple[State, ...]
-    output: State
-    seconds: float
-    sums: float
-    memory: float
 
 
 class LayerOptions:
@@ -116,14 +106,16 @@ class LayerOptions:
             yield UnitOption("", (), (Spread.WHOLE, frozenset()), 0.0)
             return
         natives = tuple(native for native, _ in have)
-        for name, cost in self._costs(index, natives):
-            seconds, memory = cost.seconds + self.exposed * cost.sums, cost.memory
-            after = []
-            for source, state, need in zip(self.units[index].inputs, have, cost.needs, strict=True):
+        for alone, sums in self._costs(index, natives):
+            seconds, memory = alone.seconds + self.exposed * sums, alone.memory
+            after: list[Any] = []
+            needs: Any = alone.inputs
+            for source, state, need in zip(self.units[index].inputs, have, needs, strict=True):
                 found, time, size = self._available(source, state, need)
                 after.append(found)
                 seconds, memory = seconds + time, memory + size
-            yield UnitOption(name, tuple(after), (cost.output, frozenset()), seconds, memory)
+            output = alone.output, frozenset[State]()
+            yield UnitOption(alone.name, tuple(after), output, seconds, memory)
 
     def _available(self, source: int, state: Any, need: State) -> tuple[Any, float, float]:
         """Return the state with a layout available, and the time and memory of the exchange."""
@@ -140,12 +132,11 @@ class LayerOptions:
         """Return the bytes of a whole array of all samples."""
         return float(self.samples * prod(shape) * self.itemsize)
 
-    def _costs_of(self, index: int, natives: tuple[State, ...]) -> list[tuple[str, _Cost]]:
+    def _costs_of(self, index: int, natives: tuple[State, ...]) -> list[tuple[UnitOption, float]]:
+        """Return the options with the layouts that they need, and the times of their sums."""
         if index >= len(self.nodes):  # an output, which is whole
-            return [("", _Cost((Spread.WHOLE,), Spread.WHOLE, 0.0, 0.0, 0.0))]
-        return [*self._strategies(self.nodes[index], natives)]
-
-    def _strategies(self, node: Node, natives: tuple[State, ...]) -> Iterator[tuple[str, _Cost]]:
+            return [(UnitOption("", (Spread.WHOLE,), Spread.WHOLE, 0.0), 0.0)]
+        found, node = list[tuple[UnitOption, float]](), self.nodes[index]
         kind = kind_of(node.layer)
         layouts: list[Layout] = [{} if s is Spread.WHOLE else {AXIS: s} for s in natives]
         own = STRATEGIES.get(kind, ()) if kind else ()
@@ -156,13 +147,13 @@ class LayerOptions:
                     apply_strategy(name, draft, AXIS, layouts)
                 else:
                     follow(draft, AXIS, layouts)
-                cost = self._cost(draft, node)
+                found.append(self._cost(name, draft, node))
             except (PlanError, ValueError):  # too few rows, filters or channels
                 continue
-            yield name, cost
+        return found
 
-    def _cost(self, draft: Draft, node: Node) -> _Cost:
-        """Return the time and memory of a layer that is cut."""
+    def _cost(self, name: str, draft: Draft, node: Node) -> tuple[UnitOption, float]:
+        """Return the time and memory of a layer that is cut, and the time of its sums."""
         needs = tuple(layout.get(AXIS, Spread.WHOLE) for layout in draft.inputs)
         output = draft.output.get(AXIS, Spread.WHOLE)
         place = self.mesh.position
@@ -193,7 +184,7 @@ class LayerOptions:
         sums = self._gradients(draft, float(parameters))
         stored = 0.0 if isinstance(layer, IN_PLACE) else samples * prod(layer.output_shape)
         memory = stored * self.itemsize + (2 + self.slots) * parameters
-        return _Cost(needs, output, seconds, sums, memory)
+        return UnitOption(name, needs, output, seconds, memory), sums
 
     # -- messages ---------------------------------------------------------------------------------
 

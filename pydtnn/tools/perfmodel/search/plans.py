@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf
 from typing import Any
 
@@ -77,6 +78,7 @@ class SearchResult:
 def search(
     projector: Projector,
     ranks: int,
+    works: Iterable[Workload] | None = None,
     *,
     memory_limit: float | None = None,
     recompute: Sequence[Any] = (None, "auto"),
@@ -87,12 +89,15 @@ def search(
     For each mesh ``data=d,model=p``, dynamic programming finds the fastest plan, and within a limit
     of memory also slower ones with less. All of them, and all uniform strategies, are projected as
     whole steps, with overlap and fusion; by that model, the result is therefore never slower than
-    the best uniform one.
+    the best uniform one. Where memory requires it, ranks along "data" that allreduce gradients have
+    sharded schemes.
 
     Parameters
     ----------
     projector : Projector
     ranks : int
+    works : iterable of Workload, optional
+        Only these strategies, the network and batch of the projector with other axes and plans.
     memory_limit : float, optional
         Of a rank, in B; by default that of the platform.
     recompute : sequence
@@ -107,63 +112,39 @@ def search(
     """
     limit = projector.platform.cluster.memory_per_rank if memory_limit is None else memory_limit
     projector.check(projector.work)
-    batch = projector.work.batch
-    candidates: list[tuple[dict[str, int], Any]] = [(axes, None) for axes in uniform(ranks, batch)]
-    for mesh in meshes(ranks, batch):
-        candidates += [(mesh, rules) for rules in plans_for(projector, mesh, limit)]
-    works = [projector.work.along(axes, plan=plan) for axes, plan in candidates]
-    works = [work for work in works if work.stages <= batch // work.data]
-    return compare(projector, ranks, works, limit, recompute=recompute, schedules=schedules)
-
-
-def compare(
-    projector: Projector,
-    ranks: int,
-    works: Iterable[Workload],
-    memory_limit: float,
-    *,
-    recompute: Sequence[Any] = (None, "auto"),
-    schedules: Sequence[str] = ("1f1b",),
-) -> SearchResult:
-    """Return the fastest of some strategies, pipelines with each of the schedules.
-
-    Where memory requires it, ranks along "data" that allreduce gradients have sharded schemes.
-
-    Parameters
-    ----------
-    projector, ranks
-        See `search`.
-    works : iterable of Workload
-        The network and batch of the projector with different axes and plans.
-    memory_limit, recompute, schedules
-        See `search`.
-
-    Raises
-    ------
-    ValueError
-        If none is possible within the limit.
-    """
     tried: list[Prediction] = []
-    for work in works:
+    for work in _all_works(projector, ranks, limit) if works is None else works:
         for schedule in schedules if work.stages > 1 else schedules[:1]:
             one = replace(work, pipeline_schedule=schedule, memory_limit=None)
-            tried += _until(memory_limit, projector, one, recompute)
-    tried.sort(key=lambda one: (one.memory.total > memory_limit, one.seconds, one.memory.total))
-    possible = [one for one in tried if one.memory.total <= memory_limit]
+            tried += _until(limit, projector, one, recompute)
+    tried.sort(key=lambda one: (one.memory.total > limit, one.seconds, one.memory.total))
+    possible = [one for one in tried if one.memory.total <= limit]
+    if not tried:
+        raise ValueError(
+            f"search: expected a network that can be cut over {ranks} ranks, got "
+            f"{projector.work.network} with a global batch of {projector.work.batch}; use "
+            "fewer ranks"
+        )
     if not possible:
-        if not tried:
-            raise ValueError(
-                f"search: expected a network that can be cut over {ranks} ranks, got "
-                f"{projector.work.network} with a global batch of {projector.work.batch}; use "
-                "fewer ranks"
-            )
         least = min(one.memory.total for one in tried)
         raise ValueError(
             f"search: expected a memory limit of at least {memory(least)} per rank, got "
-            f"{memory(memory_limit)}; use more ranks or a smaller batch"
+            f"{memory(limit)}; use more ranks or a smaller batch"
         )
     plain = next((one for one in possible if one.work.plan is None), None)
     return SearchResult(possible[0], plain, tuple(tried))
+
+
+def _all_works(projector: Projector, ranks: int, limit: float) -> Iterator[Workload]:
+    """Yield a run with all uniform strategies, and with plans for each layer."""
+    work = projector.work
+    for axes in uniform(ranks, work.batch):
+        one = work.along(axes)
+        if one.stages <= work.batch // one.data:
+            yield one
+    for mesh in meshes(ranks, work.batch):
+        for rules in plans_for(projector, mesh, limit):
+            yield work.along(mesh, plan=rules)
 
 
 def _until(
@@ -235,23 +216,15 @@ def rules_of(options: LayerOptions, solution: Solution) -> Rules:
     return {unit.name: {strategy: AXIS} for unit, strategy in chosen if strategy}
 
 
-def describe(rules: Mapping[str, Mapping[str, str]], names: Iterable[str]) -> list[str]:
+def describe(rules: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the strategies in words: runs of layers with the same one, in their order.
 
-    >>> rules = {"c1": {"spatial": "model"}, "c2": {"spatial": "model"}, "fc": {"filter": "model"}}
-    >>> describe(rules, ["c1", "c2", "fc"])
+    >>> describe({"c1": {"spatial": "x"}, "c2": {"spatial": "x"}, "fc": {"filter": "x"}})
     ['c1 to c2: spatial', 'fc: filter']
     """
-    runs: list[list[str]] = []
-    for name in names:
-        if name not in rules:
-            continue
-        strategy = ", ".join(rules[name]) or "whole"
-        if runs and runs[-1][2] == strategy:
-            runs[-1][1] = name
-        else:
-            runs.append([name, name, strategy])
-    return [
-        f"{first}: {strategy}" if first == last else f"{first} to {last}: {strategy}"
-        for first, last, strategy in runs
-    ]
+    lines = []
+    for strategy, run in groupby(rules, key=lambda name: ", ".join(rules[name]) or "whole"):
+        first, *others = run
+        names = f"{first} to {others[-1]}" if others else first
+        lines.append(f"{names}: {strategy}")
+    return lines

@@ -14,7 +14,6 @@ decomposition, which the frontiers are.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -63,40 +62,34 @@ Options = Callable[[int, tuple[State, ...]], Iterable[UnitOption]]
 """Returns the options of the unit of an index, given the states of its inputs."""
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Options of all units.
+class Solution(NamedTuple):
+    """Options of the first units, without their states.
 
     Attributes
     ----------
-    options : tuple of Option
+    seconds : float
+        Sum of the times, in s.
+    memory : float
+        Sum of the memory, in B.
+    name : str
+        That of the last unit's option.
+    before : Solution or None
+        The options of the units before it; None if there is no unit.
     """
 
-    options: tuple[UnitOption, ...]
+    seconds: float = 0.0
+    memory: float = 0.0
+    name: str = ""
+    before: Solution | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The options' names."""
-        return tuple(option.name for option in self.options)
-
-    @property
-    def seconds(self) -> float:
-        """Sum of the times, in s."""
-        return sum(option.seconds for option in self.options)
-
-    @property
-    def memory(self) -> float:
-        """Sum of the memory, in B."""
-        return sum(option.memory for option in self.options)
-
-
-class _Label(NamedTuple):
-    """A partial choice, without its states."""
-
-    seconds: float
-    memory: float
-    option: UnitOption | None
-    before: _Label | None
+        """The options' names, in the order of units."""
+        found, at = list[str](), self
+        while at.before is not None:
+            found.append(at.name)
+            at = at.before
+        return tuple(reversed(found))
 
 
 Frontier = tuple[tuple[int, State], ...]
@@ -124,46 +117,33 @@ def solve(
         Empty if nothing is possible within the limit.
     """
     last = {source: index for index, unit in enumerate(units) for source in unit.inputs}
-    fronts: dict[Frontier, list[_Label]] = {(): [_Label(0.0, 0.0, None, None)]}
+    fronts: dict[Frontier, list[Solution]] = {(): [Solution()]}
     for index, unit in enumerate(units):
-        found: dict[Frontier, list[_Label]] = {}
-        for frontier, labels in fronts.items():
+        found: dict[Frontier, list[Solution]] = {}
+        for frontier, partial in fronts.items():
             states = dict(frontier)
             for option in options(index, tuple(states[source] for source in unit.inputs)):
                 after = states | dict(zip(unit.inputs, option.inputs, strict=True))
                 after[index] = option.output
                 key = tuple((i, s) for i, s in sorted(after.items()) if last.get(i, -1) > index)
                 into = found.setdefault(key, [])
-                for label in labels:
-                    memory = label.memory + option.memory
+                for one in partial:
+                    memory = one.memory + option.memory
                     if memory <= memory_limit:
-                        into.append(_Label(label.seconds + option.seconds, memory, option, label))
-        limited = memory_limit < inf
-        fronts = {key: _best(labels, most if limited else 1) for key, labels in found.items()}
-        fronts = {key: labels for key, labels in fronts.items() if labels}
-    final = _best([label for labels in fronts.values() for label in labels], most)
-    return [_trace(label) for label in final]
+                        seconds = one.seconds + option.seconds
+                        into.append(Solution(seconds, memory, option.name, one))
+        kept = most if memory_limit < inf else 1
+        fronts = {key: _best(own, kept) for key, own in found.items() if own}
+    return _best([one for own in fronts.values() for one in own], most)
 
 
-def _best(labels: list[_Label], most: int) -> list[_Label]:
-    """Return the labels that no other one beats, in the order of time; at most `most` of them."""
-    kept: list[_Label] = []
-    for label in sorted(labels, key=lambda own: (own.seconds, own.memory)):
-        if not kept or label.memory < kept[-1].memory:
-            kept.append(label)
-    if len(kept) <= most:
-        return kept
-    if most == 1:
-        return kept[:1]
+def _best(found: list[Solution], most: int) -> list[Solution]:
+    """Return the choices that no other one beats, in the order of time; at most `most` of them."""
+    kept: list[Solution] = []
+    for one in sorted(found, key=lambda own: own[:2]):
+        if not kept or one.memory < kept[-1].memory:
+            kept.append(one)
+    if len(kept) <= most or most == 1:
+        return kept[:most]
     step = (len(kept) - 1) / (most - 1)
     return [kept[round(i * step)] for i in range(most)]
-
-
-def _trace(label: _Label) -> Solution:
-    """Return the options of a label, in the order of units."""
-    found: list[UnitOption] = []
-    at: _Label | None = label
-    while at is not None and at.option is not None:
-        found.append(at.option)
-        at = at.before
-    return Solution(tuple(reversed(found)))

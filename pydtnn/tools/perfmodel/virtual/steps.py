@@ -94,7 +94,7 @@ def predict(
     given = {"cores": cores, "disturbances": NONE.on(platform, workload.ranks), "alike": alike}
     ranks = simulate(replace(workload, threads=threads), network, costs, processor, **given)
     state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
-    return Prediction.of(workload, platform, ranks, state)
+    return Prediction(workload, platform, tuple(ranks), state)
 
 
 def _alike(workload: Workload, platform: Platform) -> int:

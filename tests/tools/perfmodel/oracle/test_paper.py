@@ -58,7 +58,7 @@ def test_a_panel_for_each_axis_has_its_values_and_all_strategies(tmp_path, capsy
         ("1 Gbit/s", "1 Gbit", "axes.bandwidth[0]: expected a number with a unit"),
         ("[2, 3, 8]", "8", "axes.ranks: expected a list, got 8"),
         ("data=4,", "date=4,", "strategies: unknown axis 'date'"),
-        ("data=4,", "data,", "strategies: must be axes with their ranks"),
+        ("data=4,", "data,", "strategies must be axes with their ranks"),
         ("data=4,", "data=8,", "small.yaml: strategies: expected different ones for as many"),
         ("data=4,", "data=4, 'filter=1,data=4',", "strategies: expected different ones"),
         ("title: small", "title: small\ndraw: bars", "draw: unknown figure 'bars'"),

@@ -28,7 +28,7 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.tools.perfmodel.messages import MessageCosts
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.projection import Projector
-from pydtnn.tools.perfmodel.search import SCHEDULES, compare, search
+from pydtnn.tools.perfmodel.search import SCHEDULES, search
 from pydtnn.tools.perfmodel.search.layouts import AXIS, LayerOptions, Spread
 from pydtnn.tools.perfmodel.search.plans import meshes, plans_for, uniform
 from pydtnn.training.workload import SHARDED, Workload
@@ -136,11 +136,11 @@ def test_parameters_are_divided_where_recomputation_is_not_enough():
     net = Sequential(*(Linear(512, name=f"fc{i}") for i in range(4)))
     own = projector(net, (512,), 8)
     works = [replace(own.work, axes={"data": 4})]
-    whole = compare(own, 4, works, inf).tried
+    whole = search(own, 4, works, memory_limit=inf).tried
     assert [one.work.scheme for one in whole] == ["allreduce"]
     work = replace(works[0], scheme="sharded_parameters")
     least = own.project(work).memory.total
-    found = compare(own, 4, works, 1.01 * least)
+    found = search(own, 4, works, memory_limit=1.01 * least)
     assert {one.work.scheme for one in found.tried} == {"allreduce", *SHARDED}
     assert found.best.work == work
     assert least < 0.9 * whole[0].memory.total
@@ -195,5 +195,5 @@ def test_pipelines_are_tried_with_each_schedule():
     assert {one.work.pipeline_schedule for one in tried if one.work.stages == 1} == {"1f1b"}
     assert times["zb_v"] < times["interleaved:2"] < times["1f1b"]
     works = [replace(own.work, axes={"pipeline": 4})]
-    (best, *_) = compare(own, 4, works, 1e12, schedules=SCHEDULES).tried
+    (best, *_) = search(own, 4, works, schedules=SCHEDULES).tried
     assert best.work.pipeline_schedule == min(times, key=times.__getitem__)

@@ -67,6 +67,9 @@ class WorkloadRank:
     batch : Batch
     largest : int
         Samples of the largest pass.
+    in_flight, halved : int
+        Micro-batches whose saved values exist at a time, and those of them that are between the
+        halves of backward.
     """
 
     def __init__(
@@ -101,6 +104,9 @@ class WorkloadRank:
         )
         self.trainer.exchange.start(model.buckets)
         self.batch = self._create_batch(workload, data)
+        setup, passes = self.trainer.setup, max(len(self.batch.shards), 1)
+        self.in_flight = micro_batches_in_flight(setup, passes)
+        self.halved = halved_in_flight(setup, passes)
         if model.recompute is not None:  # for this batch size, as `Trainer.fit` chooses
             slots = self.trainer.optimizer.state_size
             model.choose_segments(self.largest, slots=slots, in_flight=self.in_flight)
@@ -124,16 +130,6 @@ class WorkloadRank:
         y = rng.integers(workload.classes, size=(len(samples), *positions))
         x = each(lambda part: part.astype(model.dtype), x)
         return Batch(x, y, samples, 0, workload.batch, shards if parts > 1 else ())
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches whose saved values exist at a time."""
-        return micro_batches_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
-
-    @property
-    def halved(self) -> int:
-        """Those of them that are between the halves of backward."""
-        return halved_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
 
     def step(self) -> None:
         """Run a training step. Collective: all ranks call it."""

@@ -93,11 +93,6 @@ def _limits(layers: list[Layer]) -> Iterator[Limit]:
             first = False
 
 
-HEADER = (
-    *("strategy", "ranks", "step", "epoch", "compute", "exposed", "loader", "update"),
-    *("memory", "efficiency", "node h", "bottleneck"),
-)
-
 OMITTED = ("loader", "update", "epoch", "node h", "compute")
 """Columns that narrow terminals do not show, in this order."""
 
@@ -148,30 +143,29 @@ def title(work: Workload, platform: str, per_rank: int | None) -> str:
     return f"{work.network}, {shape}, {batch}, {work.samples:,} samples per epoch, on {platform}"
 
 
+COLUMNS: Mapping[str, Callable[[Entry, Prediction], Any]] = {
+    "strategy": lambda entry, one: entry.work.strategy,
+    "ranks": lambda entry, one: str(entry.work.ranks),
+    "step": lambda entry, one: one.seconds,
+    "epoch": lambda entry, one: one.epoch,
+    "compute": lambda entry, one: percent(one.step.compute - one.step.update, one.seconds),
+    "exposed": lambda entry, one: percent(one.step.exposed + one.step.idle, one.seconds),
+    "loader": lambda entry, one: percent(one.loader, one.seconds),
+    "update": lambda entry, one: percent(one.step.update, one.seconds),
+    "memory": lambda entry, one: memory(one.memory.total),
+    "efficiency": lambda entry, one: percent(entry.efficiency, 1.0),
+    "node h": lambda entry, one: f"{entry.node_hours:.3g}",
+    "bottleneck": lambda entry, one: entry.bottleneck if entry.possible else "memory",
+}
+"""Cells of an entry and its projection by the name of their column; times are in s."""
+
+
 def ranking(entries: Iterable[Entry], width: int) -> list[str]:
     """Return a table of entries with a projection, one line each, at most as wide as `width`."""
-    rows: list[list[Any]] = [[*HEADER]]
-    for entry in entries:
-        if one := entry.projection:
-            step, whole = one.step, one.seconds
-            rows.append(
-                [
-                    entry.work.strategy,
-                    str(entry.work.ranks),
-                    whole,
-                    one.epoch,
-                    percent(step.compute - step.update, whole),
-                    percent(step.exposed + step.idle, whole),
-                    percent(one.loader, whole),
-                    percent(step.update, whole),
-                    memory(one.memory.total),
-                    percent(entry.efficiency, 1.0),
-                    f"{entry.node_hours:.3g}",
-                    entry.bottleneck if entry.possible else "memory",
-                ]
-            )
+    known = [(entry, one) for entry in entries if (one := entry.projection)]
+    rows = [[*COLUMNS], *([cell(*one) for cell in COLUMNS.values()] for one in known)]
     for name in ("step", "epoch"):
-        format_times(rows, HEADER.index(name))
+        format_times(rows, rows[0].index(name))
     lines = align(rows, 1)
     for name in OMITTED:
         if max(map(len, lines)) > width:

@@ -79,9 +79,11 @@ def _run(args: argparse.Namespace) -> None:
         print(f"note: {note}")
     if args.sweep:
         plain = replace(variants, recompute=False, sharded=False)
-        found = ranking.first_of_kinds(oracle.rank(tried(max(ranks), plain)))
-        fastest = [one.work for one in found.values()]
-        sweeps = [sweep(axis, oracle, fastest) for axis in names_in(args.sweep)]
+        fastest: dict[str, Workload] = {}
+        for one in oracle.rank(tried(max(ranks), plain)):
+            if one.projection is not None:
+                fastest.setdefault(one.work.kind, one.work)
+        sweeps = [sweep(axis, oracle, [*fastest.values()]) for axis in names_in(args.sweep)]
         print("\n\n".join("\n".join(table.of_sweep(one) + table.of_winners(one)) for one in sweeps))
         table.write(args.csv, [row for one in sweeps for row in one.rows()])
         return

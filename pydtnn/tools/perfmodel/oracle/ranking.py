@@ -331,12 +331,3 @@ def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
 def best(entries: Sequence[Entry]) -> Entry | None:
     """Return the fastest entry that is possible."""
     return next((entry for entry in entries if entry.possible), None)
-
-
-def first_of_kinds(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the first entry with a prediction of each kind."""
-    found: dict[str, Entry] = {}
-    for entry in entries:
-        if entry.projection is not None:
-            found.setdefault(entry.work.kind, entry)
-    return found

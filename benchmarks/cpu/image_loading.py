@@ -1,7 +1,7 @@
 """How fast JPEGs are decoded from a folder and from shards, beside PyTorch's DataLoader.
 
     python -m benchmarks.cpu.image_loading
-    python -m benchmarks.cpu.image_loading --train resnet18 mobilenet_v2
+    python -m benchmarks.cpu.image_loading --train resnet18 mobilenet_v2 --keep 1GiB
     python -m benchmarks.cpu.image_loading --images 2000 --side 1000 --workers 4
     python -m benchmarks.cpu.image_loading --cifar10 DATA --size 32 --batch 128 --turns 3
 
@@ -188,7 +188,7 @@ def train(report: Report, folder: Path, args: argparse.Namespace) -> None:
     for name in args.train:
         work = WORK[name]
         options: dict[str, Any] = {"image_size": work.shape[0], "mean": MEAN, "std": STD}
-        data = load_shards(data_dir=folder / "shards", **options)[0]
+        data = load_shards(data_dir=folder / "shards", keep=args.keep, **options)[0]
         trainer = create_trainer(work, create_backend("cpu", threads=args.threads))
         steps = args.images // work.batch
         with Loader(data, global_batch_size=work.batch) as loader:
@@ -218,6 +218,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="largest number of workers")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--train", nargs="+", choices=[n for n in WORK if len(WORK[n].shape) == 3])
+    parser.add_argument("--keep", default="0 B", help="decoded images in memory, with --train")
     parser.add_argument("--threads", type=int, default=1, help="threads of the kernels in training")
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
     args = parser.parse_args()

@@ -349,12 +349,11 @@ class Network:
             Equal on all ranks.
         """
         probe = Probe(comm)
-        routes: dict[Pair, Route]
         between, cards = probe.between(), probe.cards()
         if probe.emulated():
             for (host, _), (_, bandwidth) in between.items():
                 cards[host] = max(cards[host], bandwidth)
-        routes = {
+        routes: dict[Pair, Route] = {
             (here, there): Route(*found, (_card(here)[0], _card(there)[1]))
             for (here, there), found in between.items()
         }

@@ -36,19 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
+    comm = None
     try:
         comm = create_communicator()
-    except EXPLAINED as error:
-        print(f"{WHO}: {describe_error(error)}", file=sys.stderr)
-        return 1
-    try:
         with printing() if comm.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
             _run(comm, arguments)
     except EXPLAINED as error:
-        if comm.size > 1 and not isinstance(error, AgreedError):
+        if comm is not None and comm.size > 1 and not isinstance(error, AgreedError):
             raise  # the communicator prints it and ends all ranks
-        if comm.rank == 0:
-            print(f"{requested_traceback(error)}{describe_error(error)}", file=sys.stderr)
+        if comm is None or comm.rank == 0:
+            text = describe_error(error).removeprefix(f"{WHO}: ")
+            print(f"{requested_traceback(error)}{WHO}: {text}", file=sys.stderr)
         return 1
     return 0
 
@@ -65,8 +63,7 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> None:
     load = f"the machine is under load, spread of {', '.join(found.spreads)}"
     if found.spreads and not options.allow_noise:
         raise AgreedError(
-            f"{WHO}: {load}; nothing was written: repeat it when the machine is idle, or use "
-            "--allow-noise"
+            f"{load}; nothing was written: repeat it when the machine is idle, or use --allow-noise"
         )
     on_rank_0(comm, found.save, options.output)
     warning = [f"warning: {load}"] * bool(found.spreads)
@@ -74,14 +71,9 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    try:
-        options = create_parser().parse_args(arguments)
-    except ValueError as error:
-        raise ValueError(f"{WHO}: {error}") from error
+    options = create_parser().parse_args(arguments)
     if not options.list and options.output.suffix not in (".yaml", ".yml"):
-        raise ValueError(
-            f"{WHO}: --output must be a file named *.yaml, got {options.output}; rename it"
-        )
+        raise ValueError(f"--output must be a file named *.yaml, got {options.output}; rename it")
     return options
 
 

@@ -118,9 +118,7 @@ class Flows:
 
     def start(self, now: float, pair: Pair, nbytes: float, name: Any) -> None:
         """Start a message."""
-        route = self._routes.get(pair)
-        if route is None:
-            route = self._routes[pair] = _Route(len(self._routes))
+        route = self._routes.setdefault(pair, _Route(len(self._routes)))
         if not route.targets:
             route.passed, route.since, route.rate = 0.0, now, 0.0
             for link in self.network.routes[pair].links:

@@ -82,11 +82,6 @@ class Copies:
     pending: int = 0
     waited: float = 0.0
 
-    def wait(self, seconds: float) -> None:
-        """Note that the rank has waited."""
-        if self.pending:
-            self.waited += seconds
-
     def complete(self, seconds: float, last: float) -> float:
         """Return for how long a rank still copies when one of its messages is complete.
 
@@ -289,7 +284,8 @@ class VirtualCommunicator(MeetingCommunicator):
         before = engine.clock(own)
         engine.wait(own, done, doing)
         waited = engine.clock(own) - before
-        self.copies.wait(waited)
+        if self.copies.pending:
+            self.copies.waited += waited
         if waited:
             engine.sleep(own, self._group.processor.notice(waited))
         if tests := self._group.processor.testing(waited):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
@@ -9,6 +11,13 @@ from pydtnn.layers.base import RESULTS, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.sequence import TakesDocuments
 from pydtnn.utils.validate import check_float, check_int
+
+
+@lru_cache(maxsize=8)
+def _tables(start: int, stop: int, width: int, base: float, dtype: np.dtype) -> list[np.ndarray]:
+    """Return the cosines and sines of the angles of positions, which equal layers share."""
+    angles = np.arange(start, stop)[:, None] * base ** (-np.arange(0, width, 2) / width)
+    return [f(angles)[:, None].astype(dtype) for f in (np.cos, np.sin)]
 
 
 class Rotary(TakesDocuments):
@@ -68,11 +77,10 @@ class Rotary(TakesDocuments):
                 f"{self.groups}"
             )
         own = None if len(shapes) > 3 else self.own_positions
-        positions = np.arange(self.check_documents(length, shapes[3:])) + (own.start if own else 0)
-        angles = positions[:, None] * self.base ** (-np.arange(0, width, 2) / width)
-        self.cos, self.sin = (
-            self.backend.asarray(f(angles)[:, None], self.dtype) for f in (np.cos, np.sin)
-        )
+        start = own.start if own else 0
+        stop = start + self.check_documents(length, shapes[3:])
+        tables = _tables(start, stop, width, self.base, self.dtype)
+        self.cos, self.sin = (self.backend.asarray(table, self.dtype) for table in tables)
         return length, 3 * features
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:

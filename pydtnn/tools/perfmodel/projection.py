@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import ceil, inf, prod
 from typing import Any
 
@@ -16,8 +16,9 @@ from pydtnn.data.order import assign_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.model.pipeline.check import Plan, Timetable, check, max_in_flight, plan_of
-from pydtnn.model.pipeline.schedules import LAST, Action, Owners, is_asynchronous, placement
+from pydtnn.model.pipeline import Timetable
+from pydtnn.model.pipeline.check import StageTime, carry_out, check, max_in_flight, plan_of
+from pydtnn.model.pipeline.schedules import LAST, Action, is_asynchronous, placement
 from pydtnn.tools.perfmodel import timing
 from pydtnn.tools.perfmodel.blocks import MOST, EqualBlocks
 from pydtnn.tools.perfmodel.compression import find_compression
@@ -114,6 +115,7 @@ class Projector:
         self._outlines: dict[Any, Outline | ValueError] = {}
         self._possible: set[Any] = set()
         self._parts: dict[Any, tuple[tuple[LayerTime, ...], float, MemoryOutline] | None] = {}
+        self._lines: dict[str, float] = {}
         self._tables: dict[int, Tables] = {}
         self._known: dict[int, dict[int, dict[int, float]]] = {}
         self._compression = lru_cache(maxsize=None)(
@@ -211,31 +213,45 @@ class Projector:
             (`pydtnn.training.capabilities`).
         """
         self.check(work)
-        samples = ceil(work.samples_per_rank / work.accumulation)  # or raises ValueError
         if work.memory_limit is not None:  # as little is computed again as fits
             full = self.project(replace(work, recompute=None, memory_limit=None))
             if full.memory.total <= work.memory_limit:
                 return full
-        compression = None
+        memories, compression = self.memories(work), None
         if work.compress and work.data > 1:
             options = tuple(sorted(work.compress_options.items()))
             compression = self._compression(work.compress, options)
         messages = MessageCosts(self.platform, work, compression)
+        step = self._project_stages(messages) if work.stages > 1 else self._project_one(messages)
+        own = [self.tables(work, stage).outline.memory for stage in range(work.stages)]
+        state = sum(one.values + work.slots * one.trained for one in own)
+        memory = max(memories, key=lambda memory: memory.total)
+        return Prediction(work, self.platform, (RankPrediction(step, memory),), state)
+
+    def _project_one(self, messages: MessageCosts) -> StepTime:
+        work, places = messages.work, messages.replicas()
+        at = partial(messages.at, "data") if len(places) > 1 else lambda place: messages
+        steps = [timing.step_time(self.tables(work), at(k), _sizes_of(work, k)) for k in places]
+        return max(steps, key=lambda step: step.seconds)
+
+    def memories(self, work: Workload) -> list[MemoryUse]:
+        """Return the memory of one rank that stands for all, or of one of each stage.
+
+        Raises
+        ------
+        ValueError
+            As by `project`.
+        """
+        messages, kept = MessageCosts(self.platform, work), [1.0]
+        samples = ceil(work.samples_per_rank / work.accumulation)
         if work.stages > 1:
-            return self._project_stages(work, messages)
-        tables = self.tables(work)
-        places = messages.replicas()
-        steps = (
-            timing.step_time(
-                tables,
-                messages if len(places) == 1 else messages.at("data", place),
-                _sizes_of(work, work.accumulation, place),
-            )
-            for place in places
-        )
-        step = max(steps, key=lambda step: step.seconds)
-        memory = self._memory(messages, tables.outline, samples, 1)
-        return self._complete(work, step, [memory], [tables])
+            samples, *others = _sizes_of(work)
+            plan = plan_of(work.pipeline_schedule, work.stages, 1 + len(others))
+            kept = [max_in_flight(actions) for actions in plan]
+        return [
+            self._memory(messages, self.tables(work, stage).outline, samples, in_flight)
+            for stage, in_flight in enumerate(kept)
+        ]
 
     def least(self, work: Workload, *, together: bool = False) -> tuple[float, float]:
         """Return a time of a step and a memory of a rank that a run hardly falls below.
@@ -253,8 +269,8 @@ class Projector:
         """
         seconds, memory, kept, waits = 0.0, 0.0, float(work.recompute is None), 1.0
         if work.stages > 1:
-            most = work.micro_batches or DEFAULT_PER_RANK * work.stages
-            waits, kept_part = _equal_stages(work.pipeline_schedule, work.stages, most)
+            schedule, stages = work.pipeline_schedule, work.stages
+            waits, kept_part = _equal_stages(schedule, stages, _micro_batches(work))
             kept *= kept_part
         cut = {axis: n for axis, n in work.cut.items() if axis != PIPELINE}
         few = {axis: next(k for k in range(2, n + 1) if n % k == 0) for axis, n in cut.items()}
@@ -278,6 +294,18 @@ class Projector:
             memory = max(memory, part * kept * arrays + state * ranks / prod(work.cut.values()))
         return seconds, memory
 
+    def least_of_stages(self, work: Workload) -> float:
+        """Return a time that a step of a pipeline exceeds.
+
+        Its actions take at least as long as without messages between stages, sums and gathers:
+        these only delay what shares links or a processor with them. Neither the update nor the loss
+        is counted, so that rounding is less.
+        """
+        plain = replace(work, scheme="allreduce", scheme_options={}, compress=None)
+        if (key := repr(plain)) not in self._lines:
+            self._lines[key] = _Stages(self, MessageCosts(self.platform, plain)).least()
+        return self._lines[key]
+
     def _alone(
         self, axes: tuple[tuple[str, int], ...], ranks: int, batch: int
     ) -> tuple[tuple[LayerTime, ...], float, MemoryOutline] | None:
@@ -298,15 +326,6 @@ class Projector:
                     clock.act(kind, 0, samples)
                 self._parts[key] = clock.layers(), kept, tables.outline.memory
         return self._parts[key]
-
-    def _complete(
-        self, work: Workload, step: StepTime, memories: list[MemoryUse], tables: list[Tables]
-    ) -> Prediction:
-        """Return the prediction for one rank that stands for all, or one of each stage."""
-        own = [one.outline.memory for one in tables]
-        state = sum(one.values + work.slots * one.trained for one in own)
-        memory = max(memories, key=lambda memory: memory.total)
-        return Prediction(work, self.platform, (RankPrediction(step, memory),), state)
 
     def _memory(
         self, messages: MessageCosts, outline: Outline, samples: int, in_flight: float
@@ -344,16 +363,12 @@ class Projector:
 
     # -- pipelines --------------------------------------------------------------------------------
 
-    def _project_stages(self, work: Workload, messages: MessageCosts) -> Prediction:
-        ranks = work.stages
-        most = work.micro_batches or DEFAULT_PER_RANK * ranks
-        sizes = _sizes_of(work, most)
-        plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
-        tables = [self.tables(work, rank) for rank in range(ranks)]
-        stages = _Stages(plan, placement(work.pipeline_schedule, ranks), tables, messages)
+    def _project_stages(self, messages: MessageCosts) -> StepTime:
+        stages, work = _Stages(self, messages), messages.work
+        sizes, tables = stages.sizes, stages.tables
         counts = [
             Counter((a.stage, sizes[a.micro_batch]) for a in actions if a.kind == "forward")
-            for actions in plan
+            for actions in stages.plan
         ]
         computed = [
             sum(times * sum(stages.alone(rank, *key)[0].values()) for key, times in own.items())
@@ -361,20 +376,19 @@ class Projector:
         ]
         slowest = computed.index(max(computed))
         updates = [timing.update_seconds(one, messages) for one in tables]
-        replicas = [
-            (_sizes_of(work, most, place), stages.members(own))
-            for place, own in messages.replicas().items()
-        ]
-        ends = [(stages.run(*one, updates), one) for one in replicas]
+        ends = []
+        for place, own in messages.replicas().items():
+            replica = _sizes_of(work, place), stages.members(own)
+            ends.append((stages.run(*replica, updates), replica))
         (end, after, exposed, sent), replica = max(ends, key=lambda one: one[0][0])
         if max(after) > 1e-3 * end:  # ranks begin the next step at other times
             end, after, exposed, sent = stages.run(*replica, np.add(updates, after).tolist())
         layers: dict[str, Any] = defaultdict(lambda: np.zeros(4))
         busy = sent[slowest]
         for key, n in counts[slowest].items():
-            _, own, transfers = stages.alone(slowest, *key)
+            _, parts_of, transfers = stages.alone(slowest, *key)
             busy += n * transfers
-            for layer in own:
+            for layer in parts_of:
                 layers[layer.name] += n * np.array(astuple(layer)[1:])
         step = StepTime(
             tuple(LayerTime(name, *parts.tolist()) for name, parts in layers.items()),
@@ -384,12 +398,7 @@ class Projector:
             busy=busy,
         )
         working = step.seconds - step.other
-        step = replace(step, idle=max(end - working, 0.0))
-        memories = [
-            self._memory(messages, one.outline, sizes[0], max_in_flight(actions))
-            for one, actions in zip(tables, plan, strict=True)
-        ]
-        return self._complete(work, step, memories, tables)
+        return replace(step, idle=max(end - working, 0.0))
 
 
 SETTLED = 1e-3
@@ -407,21 +416,25 @@ def _equal_stages(schedule: Any, ranks: int, micro_batches: int) -> tuple[float,
 class _Stages:
     """The ranks of a pipeline."""
 
-    def __init__(
-        self, plan: Plan, owners: Owners, tables: Sequence[Tables], messages: MessageCosts
-    ) -> None:
-        self.plan, self.owners, self.tables, self.messages = plan, owners, tables, messages
+    def __init__(self, projector: Projector, messages: MessageCosts) -> None:
+        self.messages, work = messages, messages.work
+        self.sizes, schedule = _sizes_of(work), work.pipeline_schedule
+        self.plan = plan_of(schedule, work.stages, len(self.sizes))
+        self.owners = owners = placement(schedule, work.stages)
+        self.tables = tables = [projector.tables(work, rank) for rank in range(work.stages)]
         self.two = OPPOSITE in messages.groups  # directions
-        stride, per_host = messages.work.stride(PIPELINE), messages.platform.cluster.ranks_per_host
-        places = range(len(tables))
+        stride, per_host = work.stride(PIPELINE), messages.platform.cluster.ranks_per_host
+        places, at = range(len(tables)), cache(partial(messages.at, PIPELINE))
         self.costs = [  # those of an earlier one with as many ranks of its groups on each host
-            messages.at(PIPELINE, next(k for k in places if (rank - k) * stride % per_host == 0))
-            for rank in places
+            at(next(k for k in places if (rank - k) * stride % per_host == 0)) for rank in places
         ]
-        self.alone = lru_cache(maxsize=None)(self._alone)
+        self.parts = [{s: i for i, s in enumerate(owners.stages_of(rank))} for rank in places]
+        kinds = [*zip(map(id, tables), map(id, self.costs), strict=True)]
+        self.first = [kinds.index(kind) for kind in kinds]
+        self.calls, self.alone = cache(self._calls), cache(self._alone)
         self.lasts = {
             (rank, action.stage): action
-            for rank, actions in enumerate(plan)
+            for rank, actions in enumerate(self.plan)
             for action in actions
             if action.kind in LAST and not self.two
         }
@@ -443,23 +456,33 @@ class _Stages:
         return len(values) * self.messages.processing.call
 
     def _values(self, rank: int, stage: int) -> StageBytes:
-        return self.tables[rank].outline.transfers[self._part(rank, stage)]
-
-    def _part(self, rank: int, stage: int) -> int:
-        return self.owners.stages_of(rank).index(stage)
+        return self.tables[rank].outline.transfers[self.parts[rank][stage]]
 
     def _alone(
         self, rank: int, stage: int, samples: int
     ) -> tuple[dict[str, float], tuple[LayerTime, ...], float]:
         """Return the times of actions without sums, those of layers, and that of transfers."""
-        clock, part = self.clock(rank), self._part(rank, stage)
+        if (first := self.first[rank]) < rank:  # its stages are equal
+            return self.alone(first, [*self.parts[first]][self.parts[rank][stage]], samples)
+        clock, part = self.clock(rank), self.parts[rank][stage]
         times = {
-            kind: clock.act(kind, part, samples) + self._calls(rank, stage, side)
+            kind: clock.act(kind, part, samples) + self.calls(rank, stage, side)
             for kind, side in (("forward", 1), ("backward", 0))
         }
         layers, inputs = clock.layers(), times["backward"] - clock.later
         times |= {"backward_inputs": inputs, "backward_parameters": clock.later}
         return times, layers, clock.channel.busy
+
+    def least(self) -> float:
+        """Return the time of the actions of a step if nothing delays them, in s."""
+
+        def time(action: Action) -> StageTime:
+            _, number, stage = action
+            times, *_ = self.alone(self.owners.of(stage, number), stage, self.sizes[number])
+            later = times["backward_parameters"]
+            return StageTime(times["forward"], times["backward"], parameters=later)
+
+        return carry_out(self.plan, time).duration
 
     def run(
         self, samples: Sequence[int], members: Sequence[int], begins: Sequence[float]
@@ -485,19 +508,16 @@ class _Stages:
             last, clock = self.lasts.get((rank, stage)) == action, clocks[rank]
             if not last and not clock.gathers:
                 return self.alone(rank, stage, samples[number])[0][kind]
-            calls = self._calls(rank, stage, action.direction > 0) if action.direction else 0.0
+            calls = self.calls(rank, stage, action.direction > 0) if action.direction else 0.0
             times = known[rank, kind, stage, samples[number]]
-            if (
-                not last
-                and times[1:]
-                and np.allclose(times[-1], times[-2], rtol=0, atol=SETTLED * times[-1][0])
-            ):
+            before, now = times[-2:] if times[1:] and not last else ((inf,), (0.0,))
+            if all(abs(a - b) <= SETTLED * now[0] for a, b in zip(before, now, strict=True)):
                 own, work, sent = times[-1]  # gathers of further micro-batches take as long
                 clock.gradient_work += work
                 clock.channel.busy += sent
                 return calls + own
             work, sent, clock.now = clock.gradient_work, clock.channel.busy, begin
-            own = clock.act(kind, self._part(rank, stage), samples[number], last)
+            own = clock.act(kind, self.parts[rank][stage], samples[number], last)
             times.append((own, clock.gradient_work - work, clock.channel.busy - sent))
             return calls + own
 
@@ -513,7 +533,7 @@ class _Stages:
             return found
 
         def call(rank: int, action: Action) -> float:
-            return self._calls(rank, action.stage, action.direction < 0)
+            return self.calls(rank, action.stage, action.direction < 0)
 
         busy = [0.0 for _ in clocks]
         known: dict[Any, list[tuple[float, float, float]]] = defaultdict(list)
@@ -537,9 +557,14 @@ class _Stages:
         return end, [clock.now - end for clock in clocks], exposed, busy
 
 
-def _sizes_of(work: Workload, micro_batches: int, rank: int = 0) -> list[int]:
+def _micro_batches(work: Workload) -> int:
+    pipelined = work.micro_batches or DEFAULT_PER_RANK * work.stages
+    return pipelined if work.stages > 1 else work.accumulation
+
+
+def _sizes_of(work: Workload, rank: int = 0) -> list[int]:
     """Return the samples of the micro-batches of a rank along "data", which are nearly equal."""
-    _, shards = assign_shards(work.batch, work.data * micro_batches, rank, work.data)
+    _, shards = assign_shards(work.batch, work.data * _micro_batches(work), rank, work.data)
     return [rows.stop - rows.start for _, rows in shards]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from heapq import heappop, heappush
 from itertools import combinations
 from math import ceil, log, nan, prod
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.tools.perfmodel.entries import check
-from pydtnn.tools.perfmodel.prediction import Prediction
+from pydtnn.tools.perfmodel.prediction import MemoryUse, Prediction
 from pydtnn.tools.perfmodel.projection import Projector
 from pydtnn.training.workload import SHARDED, Workload
 from pydtnn.utils.units import memory
@@ -234,6 +235,7 @@ class Oracle:
 
     def __init__(self, projector: Projector, per_rank: int | None = None) -> None:
         self.projector, self.per_rank = projector, per_rank
+        self._limit = projector.platform.cluster.memory_per_rank
         self._serial: dict[int, float] = {}
 
     def serial_rate(self, batch: int) -> float:
@@ -248,18 +250,12 @@ class Oracle:
 
     def entry(self, work: Workload) -> Entry:
         """Predict training; the reason says why it is not possible, if so."""
-        work, platform = self._scaled(work), self.projector.platform
+        work, cluster = self._scaled(work), self.projector.platform.cluster
         try:
             one = self.projector.project(work)
         except ValueError as error:
             return Entry(work, None, str(error))
-        reason = ""
-        if one.memory.total > platform.cluster.memory_per_rank:
-            reason = (
-                f"{one.memory.largest}: a rank needs {memory(one.memory.total)} of "
-                f"{memory(platform.cluster.memory_per_rank)}"
-            )
-        hosts = ceil(work.ranks / platform.cluster.ranks_per_host)
+        reason, hosts = self._excess(one.memory), ceil(work.ranks / cluster.ranks_per_host)
         return Entry(
             work,
             one,
@@ -268,31 +264,50 @@ class Oracle:
             node_hours=hosts * one.epoch / 3600,
         )
 
+    def _excess(self, *ranks: MemoryUse) -> str:
+        """Return a text if the memory of a rank does not suffice; empty if it does."""
+        most, limit = max(ranks, key=lambda one: one.total), self._limit
+        text = f"{most.largest}: a rank needs {memory(most.total)} of {memory(limit)}"
+        return text if most.total > limit else ""
+
+    def _bounds(self, work: Workload) -> Iterator[tuple[float, str]]:
+        """Yield times that a step exceeds, later ones closer, and why it is not possible, if so."""
+        least, limit = self.projector.least, self._limit
+        for together in (False, True)[: max(len(work.cut), 1)]:
+            seconds, size = (SLACK * one for one in least(work, together=together))
+            reason = f"a rank needs at least {memory(size)} of {memory(limit)}"
+            yield seconds, reason if size > limit else ""
+        if work.memory_limit is None:  # or less is computed again
+            yield 0.0, self._excess(*self.projector.memories(work))
+            if work.stages > 1:
+                yield self.projector.least_of_stages(work), ""
+
     def fastest(self, works: Iterable[Workload], top: int) -> Iterator[Entry]:
-        """Predict runs, those with the shortest bounds first (`Projector.least`).
+        """Predict runs, those with the shortest bounds first.
 
         What can neither fit nor be among the `top` fastest ones by its bounds is not followed.
         """
-        limit, times = self.projector.platform.cluster.memory_per_rank, list[float]()
-
-        def bounded(work: Workload, seconds: float, size: float) -> Entry | None:
-            if SLACK * size > limit:
-                reason = f"a rank needs at least {memory(size)} of {memory(limit)}"
-                return Entry(work, None, reason)
-            if len(times) >= top and SLACK * seconds > times[top - 1]:
-                return Entry(work, None, "slower by its bounds, not followed", least=seconds)
-            return None
-
-        bounds = [(*self.projector.least(work), work) for work in map(self._scaled, works)]
-        for seconds, size, work in sorted(bounds, key=lambda one: one[:2]):
-            entry = bounded(work, seconds, size)
-            if entry is None and len(work.cut) > 1:
-                entry = bounded(work, *self.projector.least(work, together=True))
-            if entry is None:
+        times, scaled = list[float](), [*map(self._scaled, works)]
+        queue = [(0.0, number, self._bounds(work)) for number, work in enumerate(scaled)]
+        while queue:  # it is a heap
+            seconds, number, bounds = heappop(queue)
+            work = scaled[number]
+            if len(times) >= top and seconds > times[top - 1]:
+                yield Entry(work, None, "slower by its bounds, not followed", least=seconds)
+                continue
+            try:
+                closer, reason = next(bounds, (None, ""))
+            except ValueError as error:
+                closer, reason = None, str(error)
+            if reason:
+                yield Entry(work, None, reason)
+            elif closer is not None:
+                heappush(queue, (max(seconds, closer), number, bounds))
+            else:
                 entry = self.entry(work)
                 if entry.possible and entry.projection is not None:
                     insort(times, entry.projection.seconds)
-            yield entry
+                yield entry
 
     def rank(self, found: Iterable[Workload]) -> list[Entry]:
         """Predict runs; possible ones first, in the order of the time of an epoch."""

@@ -33,6 +33,7 @@ from benchmarks.evaluation.running import (
     run_cell,
 )
 from pydtnn.utils.command import run_command
+from pydtnn.utils.files import write_file
 
 PLANS = Path(__file__).parent / "plans"
 
@@ -64,16 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = commands.add_parser("report", help="write tables and figures of results")
     report.add_argument("output", type=Path, metavar="RESULTS")
     report.set_defaults(call=_report)
+    for one in (run, report):
+        one.add_argument("--tables", type=Path, help="also write the tables to this Markdown file")
     given = parser.parse_args(arguments)
     return run_command("evaluation", lambda: given.call(given))
 
 
 def _run(given: argparse.Namespace) -> None:
     plan, folder = Plan.load(given.plan), given.output
-    if plan.link:
-        if reason := why_not():
-            raise ValueError(f"{given.plan}: link: no emulated hosts here: {reason}")
-        end_as_after_errors()
+    if plan.link and (reason := why_not()):
+        raise ValueError(f"{given.plan}: link: no emulated hosts here: {reason}")
     root = given.environments.absolute()
     absent = missing(plan.frameworks, root)
     packages = "; ".join(
@@ -91,6 +92,7 @@ def _run(given: argparse.Namespace) -> None:
         )
     pythons = {name: python_of(name, root) for name in plan.frameworks}
     plan.freeze(folder)
+    end_as_after_errors()
     about = folder / "machine.txt"
     if not about.exists():
         about.write_text("\n".join(describe()) + "\n")
@@ -144,8 +146,12 @@ def _report(given: argparse.Namespace) -> None:
     runs = observations.read(folder)
     table = observations.write(folder, runs, plan)
     about = (folder / "machine.txt").read_text().splitlines()
-    for path in (table, *create(folder, plan, runs, about), *traces.create(folder, plan, runs)):
-        print(path)
+    paths = [table, *create(folder, plan, runs, about), *traces.create(folder, plan, runs)]
+    if given.tables:
+        text = (folder / "report.md").read_text().split("\n![")[0]  # figures are the last
+        write_file("evaluation", given.tables, text.encode())
+        paths.append(given.tables)
+    print(*paths, sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ADAPTERS = Path(__file__).parent / "adapters"
 
@@ -23,7 +25,7 @@ class Framework:
     adapter : str
         Name of the program in `adapters`.
     packages : tuple of str
-        What its environment contains; empty: the environment of this program.
+        What its environment contains; empty: one made by hand, or that of this program.
     compiled : str
         A package that is compiled in the environment with its other packages.
     variables : tuple of str
@@ -54,6 +56,13 @@ class Framework:
     def runs_on(self, ranks: int) -> bool:
         """Return whether it runs on a number of ranks."""
         return ranks > 1 or self.one_rank
+
+    @property
+    def reason(self) -> str:
+        """Why pip cannot make its environment: the end of the docstring of its adapter."""
+        text = ast.get_docstring(ast.parse(self.program.read_text())) or ""
+        by_hand = self.environment and not self.packages
+        return " ".join(text.split("\n\n")[-1].split()) if by_hand else ""
 
     @property
     def program(self) -> Path:
@@ -118,6 +127,10 @@ FRAMEWORKS = {
         ("numpy<1.24", "mpi4py", "mpich", "setuptools<70", "wheel"), "chainer", "chainer==7.8.1",
         mpi=True, python="python3.11",
     ),
+    "tarantella": Framework(
+        "Tarantella, GASPI", "tarantella_keras", environment="tarantella"
+    ),
+    "lbann": Framework("LBANN, MPI", "lbann_layers", environment="lbann", mpi=True),
 }  # fmt: skip
 """Frameworks by name."""
 
@@ -127,13 +140,6 @@ COSTS = {
     "chainer": (160, 2),
 }  # fmt: skip
 """Of an environment: about how many MB it has on disk, and how many minutes installing it takes."""
-
-
-NOT_INSTALLED = (
-    ("Tarantella", "-", "not on PyPI; it is compiled with GPI-2 and TensorFlow"),
-    ("LBANN", "-", "not on PyPI; it is compiled with Spack, Hydrogen and Aluminum"),
-)  # fmt: skip
-"""Frameworks that cannot be installed by pip, the versions that were tried, and why."""
 
 
 def missing(names: Iterable[str], root: Path) -> dict[Path, tuple[str, ...]]:
@@ -146,6 +152,13 @@ def missing(names: Iterable[str], root: Path) -> dict[Path, tuple[str, ...]]:
     }
 
 
+def interpreter(name: str) -> str | None:
+    """Return the first interpreter of a name in PATH that starts: shims of absent ones do not."""
+    found = (shutil.which(name, path=folder) for folder in os.get_exec_path())
+    starts = (one for one in found if one and not _run([one, "-c", ""]).returncode)
+    return next(starts, None)
+
+
 def python_of(name: str, root: Path) -> str:
     """Return the Python of a framework's environment, which is created if necessary.
 
@@ -155,12 +168,12 @@ def python_of(name: str, root: Path) -> str:
         If its Python is missing, or its packages cannot be installed.
     """
     framework = FRAMEWORKS[name]
-    if not framework.packages:
-        return sys.executable
     folder = root / framework.environment
     ready, python = folder / "ready", folder / "bin" / "python"
+    if not framework.packages:
+        return str(python) if python.exists() else sys.executable
     if not ready.exists():
-        base = shutil.which(framework.python or sys.executable)
+        base = interpreter(framework.python or sys.executable)
         if base is None:
             raise ValueError(
                 f"{name}: expected {framework.python}, got none; install it, or leave {name} out"
@@ -169,19 +182,19 @@ def python_of(name: str, root: Path) -> str:
         print(f"evaluation: installing {', '.join(packages)}", flush=True)
         install = [python, "-m", "pip", "install", "--quiet"]
         commands = [[base, "-m", "venv", folder], [*install, *framework.packages]]
-        if framework.compiled:
-            commands.append([*install, "--no-build-isolation", framework.compiled])
+        if framework.compiled:  # a wheel in pip's cache may be compiled with other variables
+            anew = [*install, "--no-build-isolation", "--no-cache-dir"]
+            commands.append([*anew, framework.compiled])
         paths = os.pathsep.join([str(python.parent.absolute()), os.environ["PATH"]])
         variables = dict(one.split("=", 1) for one in framework.variables)
         for command in commands:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                env={**os.environ, **variables, "PATH": paths},
-            )
+            done = _run(command, env={**os.environ, **variables, "PATH": paths})
             if done.returncode:
                 last = done.stderr.strip().splitlines() or ["no message"]
                 raise ValueError(f"{name}: its packages cannot be installed: {last[-1]}")
         ready.touch()
     return str(python)
+
+
+def _run(command: Sequence[str | Path], **given: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, **given)

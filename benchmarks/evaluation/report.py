@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.pages import LEVEL, MIN_VALUES, beginning, median, table
-from benchmarks.evaluation import observations, statistics
-from benchmarks.evaluation.frameworks import FRAMEWORKS, NOT_INSTALLED
+from benchmarks.evaluation import observations, statistics, traces
+from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.plan import Plan
 from pydtnn.tools.schedules.figures import PALETTE, save_figure
@@ -48,7 +48,8 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
         scaling(plan, good),
         _variation(plan, good),
         _adapters(plan, good),
-        ("Not compared", ("framework", "version", "reason"), [*NOT_INSTALLED]),
+        *_parts(folder, plan, runs),
+        _absent(plan),
     ]
     if plan.epochs:
         tables.insert(0, _accuracy(plan, good))
@@ -284,6 +285,23 @@ def _adapters(plan: Plan, runs: Runs) -> Table:
         source = own[0]["counted_by"] if own else "-"
         rows.append([FRAMEWORKS[name].title, version, str(FRAMEWORKS[name].lines()), source])
     return "Adapters", ("framework", "version", "lines of code", "messages counted by"), rows
+
+
+def _parts(folder: Path, plan: Plan, runs: Runs) -> Iterator[Table]:
+    """Yield the traced steps: what they consist of, the mean of all ranks."""
+    for network, ranks, chosen in traces.find(folder, plan, runs):
+        rows = [traces.cells(*one) for one in chosen.items()]
+        yield f"Traced steps of {network}, {_ranks(plan, ranks)}", traces.HEADS, rows
+
+
+def _absent(plan: Plan) -> Table:
+    """Return the frameworks that pip cannot install and the plan does not have, and why."""
+    rows = [
+        [one.title, one.reason]
+        for name, one in FRAMEWORKS.items()
+        if one.reason and name not in plan.frameworks
+    ]
+    return "Not compared", ("framework", "reason"), rows
 
 
 def _incomplete(plan: Plan, runs: Runs) -> list[str]:

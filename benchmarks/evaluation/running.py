@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -34,6 +36,8 @@ MAX_REPEATED = 2
 
 BATCHES = 4
 """Steps after which samples are repeated."""
+
+_LIBRARY = ctypes.CDLL(None)
 
 
 class RunError(RuntimeError):
@@ -179,7 +183,9 @@ def _start(commands: list[tuple[list[str], dict[str, str]]], own: Path) -> None:
         log = stack.enter_context((own / "output.txt").open("w+"))
         processes = []
         for words, variables in commands:
-            process = subprocess.Popen(words, env=variables, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                words, env=variables, stdout=log, stderr=log, preexec_fn=_end_with_parent
+            )
             stack.callback(end, process)
             processes.append(process)
         deadline = time.monotonic() + LIMIT_S
@@ -192,6 +198,11 @@ def _start(commands: list[tuple[list[str], dict[str, str]]], own: Path) -> None:
             log.flush()
             last = [line for line in (own / "output.txt").read_text().splitlines() if line.strip()]
             raise RunError(last[-1] if last else f"no end after {LIMIT_S:.0f} s")
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, however that ends (Linux)."""
+    _LIBRARY.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _merge(found: list[dict[str, Any]], through_tcp: bool) -> dict[str, Any]:

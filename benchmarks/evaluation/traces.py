@@ -39,6 +39,8 @@ COLORS = {
     State.WAITING: ("#d9d4cc", "waits for the last rank"),
 }
 
+HEADS = ("framework", "ms of a step", *(f"{name}, ms" for _, name in COLORS.values()))
+
 STYLE = """<style>.rank{display:flex;align-items:center;gap:.6em;overflow:visible}
 .rank span{flex:0 0 5em;font-size:.8em}.rank svg{flex:1;height:1.1em;min-width:0;margin-bottom:1px}
 .key span{display:inline-block;margin-right:1.2em}.key i{display:inline-block;width:1em;height:1em;
@@ -55,11 +57,14 @@ class Rule(NamedTuple):
 
 RULES = {
     "torch_ddp": Rule("", r"^gloo:all_?reduce"),
+    "torch_fsdp": Rule("", r"^gloo:"),
+    "deepspeed": Rule("", r"^gloo:"),
     "torchft": Rule("", r"^gloo:all_?reduce"),
     "jax": Rule(r"^tf_XLA", r"^all-reduce"),
     "keras": Rule(r"^tf_Compute", r"CollectiveReduce|^Loop$"),
     "tensorflow": Rule(r"^tf_Compute", r"CollectiveReduce|^Loop$"),
-    "pydtnn_uji": Rule("", r"^allreduce$"),
+    "pydtnn_uji": Rule("", r"^sum$"),
+    "chainermn": Rule("", r"^sum$"),
 }
 """Of the frameworks whose profiler is read, besides pydtnn."""
 
@@ -197,12 +202,10 @@ def load(folder: Path, run: Mapping[str, Any]) -> Traced | None:
     return Traced(steps, states_of(profiles))
 
 
-def create(folder: Path, plan: Plan, runs: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write the page of all traced runs; return its path, or nothing if there are none."""
-    key = "".join(f'<span><i style="background:{c}"></i>{n}</span>' for c, n in COLORS.values())
-    page = [beginning("Traced steps"), STYLE, "<h1>Traced steps</h1>", f'<p class="key">{key}</p>']
-    heads = ("framework", "ms of a step", *(f"{name}, ms" for _, name in COLORS.values()))
-    empty = len(page)
+def find(
+    folder: Path, plan: Plan, runs: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, int, dict[str, Traced]]]:
+    """Yield the traced runs of all networks and numbers of ranks that have some, by framework."""
     for network in plan.networks:
         for ranks in plan.ranks:
             chosen = {
@@ -211,23 +214,30 @@ def create(folder: Path, plan: Plan, runs: Sequence[Mapping[str, Any]]) -> list[
                 if (run["network"], run["ranks"]) == (network, ranks) and "error" not in run
                 if (traced := load(folder, run))
             }
-            if not chosen:
-                continue
-            until = max(float(np.median(one.duration)) for one in chosen.values())
-            end = f"the bars end at {until / 1e6:.4g} ms"
-            page.append(f"<h2>{html.escape(network)}, {ranks} rank{'s' * (ranks > 1)}: {end}</h2>")
-            rows = []
-            for name in plan.frameworks:
-                if name in chosen:
-                    one = chosen[name]
-                    page.append(f"<h3>{html.escape(FRAMEWORKS[name].title)}</h3>")
-                    for rank, bar in enumerate(one.picture(until)):
-                        page.append(f'<div class="rank"><span>rank {rank}</span>{bar}</div>')
-                    parts = one.shares()[[*COLORS]]
-                    rows.append(
-                        [FRAMEWORKS[name].title, *(f"{1e3 * t:.4g}" for t in (parts.sum(), *parts))]
-                    )
-            page.append(table(heads, rows))
+            if chosen:
+                yield network, ranks, {n: chosen[n] for n in plan.frameworks if n in chosen}
+
+
+def cells(name: str, one: Traced) -> list[str]:
+    """Return the row of a framework, under `HEADS`."""
+    parts = one.shares()[[*COLORS]]
+    return [FRAMEWORKS[name].title, *(f"{1e3 * t:.4g}" for t in (parts.sum(), *parts))]
+
+
+def create(folder: Path, plan: Plan, runs: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Write the page of all traced runs; return its path, or nothing if there are none."""
+    key = "".join(f'<span><i style="background:{c}"></i>{n}</span>' for c, n in COLORS.values())
+    page = [beginning("Traced steps"), STYLE, "<h1>Traced steps</h1>", f'<p class="key">{key}</p>']
+    empty = len(page)
+    for network, ranks, chosen in find(folder, plan, runs):
+        until = max(float(np.median(one.duration)) for one in chosen.values())
+        end = f"the bars end at {until / 1e6:.4g} ms"
+        page.append(f"<h2>{html.escape(network)}, {ranks} rank{'s' * (ranks > 1)}: {end}</h2>")
+        for name, one in chosen.items():
+            page.append(f"<h3>{html.escape(FRAMEWORKS[name].title)}</h3>")
+            for rank, bar in enumerate(one.picture(until)):
+                page.append(f'<div class="rank"><span>rank {rank}</span>{bar}</div>')
+        page.append(table(HEADS, [cells(name, one) for name, one in chosen.items()]))
     if len(page) == empty:
         return []
     path = folder / PAGE

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from itertools import pairwise, product
@@ -13,9 +14,10 @@ from scipy import stats
 
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
+from benchmarks.common.processes import descendants, lives
 from benchmarks.evaluation import statistics
 from benchmarks.evaluation.__main__ import PLANS, main
-from benchmarks.evaluation.frameworks import COSTS, FRAMEWORKS
+from benchmarks.evaluation.frameworks import COSTS, FRAMEWORKS, interpreter
 from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.observations import time_to
 from benchmarks.evaluation.plan import Plan
@@ -23,6 +25,7 @@ from benchmarks.evaluation.running import counter_of, disturbance
 from benchmarks.evaluation.traces import RULES, Traced, read_profile, states_of
 from pydtnn.tools.tracing.analysis.states import State
 from tests.each import each
+from tests.ranks import wait_for
 
 SMALL = """frameworks: [pydtnn]
 networks: [mlp]
@@ -36,6 +39,7 @@ repetitions: 2
 
 
 def write(path: Path, text: str = SMALL) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
@@ -301,6 +305,26 @@ print("a line")
 own = ctypes.CDLL(None)
 print(own.sent_messages(), own.sent_bytes())
 """
+
+
+@each("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_no_process_behind(tmp_path, number):
+    plan = write(tmp_path / "plan.yaml", SMALL.replace("steps: 3", "steps: 100000"))
+    words = ["-m", "benchmarks.evaluation", "run", str(plan), "--output", str(tmp_path / "out")]
+    run = subprocess.Popen([sys.executable, *words])
+    wait_for(lambda: len(descendants(run.pid)) >= 3)  # mpirun, its proxy, a rank
+    started = descendants(run.pid)
+    run.send_signal(number)
+    run.wait(30)
+    wait_for(lambda: not any(map(lives, started)), 30)
+
+
+def test_a_shim_that_does_not_start_is_no_interpreter(tmp_path, monkeypatch):
+    for name, text in (("shim", "exit 127"), ("real", "exit 0")):
+        write(tmp_path / name / "python9", f"#!/bin/sh\n{text}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shim:{tmp_path}/real")
+    assert interpreter("python9") == f"{tmp_path}/real/python9"
+    assert interpreter("python8") is None
 
 
 def test_messages_through_tcp_are_counted_and_nothing_else(tmp_path):

@@ -1,7 +1,9 @@
 """Chainer: functions of NumPy, gradients averaged by ChainerMN's communicator for processors."""
 
+from functools import partial
+
 from functions import apply, channels_first
-from protocol import Job
+from protocol import Job, trace_sums
 
 job = Job()
 
@@ -40,4 +42,5 @@ def step(x, y):
     return loss.array
 
 
-job.measure(step, version=chainer.__version__)
+trace = partial(trace_sums, owner=comm, name="multi_node_mean_grad")
+job.measure(step, version=chainer.__version__, trace=trace)

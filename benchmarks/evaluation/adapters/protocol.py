@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,26 @@ class Job:
                     begun.append(time.time_ns())
                     float(step(x, y))
         return begun
+
+
+@contextmanager
+def trace_sums(path: Path, owner, name: str):
+    """Record steps, and the calls of a method of `owner` that sums gradients."""
+    events, method = [], getattr(owner, name)
+
+    @contextmanager
+    def timed(what):
+        begin = time.perf_counter_ns()
+        yield
+        events.append((what, "main", begin / 1e3, (time.perf_counter_ns() - begin) / 1e3))
+
+    def timed_sum(*given, **named):
+        with timed("sum"):
+            return method(*given, **named)
+
+    setattr(owner, name, timed_sum)
+    yield lambda index: timed("step")
+    write_events(path, events)
 
 
 def write_events(path: Path, events) -> None:

@@ -1,11 +1,10 @@
 """PyDTNN of the Universitat Jaume I, 3.11: NumPy and Cython backends, started by mpirun."""
 
-from protocol import Job, write_events
+from protocol import Job, trace_sums
 
 job = Job()
 
-import time  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
+from functools import partial  # noqa: E402
 from importlib.metadata import version  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -78,23 +77,5 @@ def step(x, y):
     return model._train_batch(x, np.eye(10, dtype=x.dtype)[y])[0] / len(x)  # of all samples
 
 
-@contextmanager
-def trace(path):
-    events, reduce = [], model._layer_reduce_sync
-
-    @contextmanager
-    def timed(name):
-        begin = time.perf_counter_ns()
-        yield
-        events.append((name, "main", begin / 1e3, (time.perf_counter_ns() - begin) / 1e3))
-
-    def timed_reduce(data):
-        with timed("allreduce"):
-            return reduce(data)
-
-    model._layer_reduce_sync = timed_reduce
-    yield lambda index: timed("step")
-    write_events(path, events)
-
-
+trace = partial(trace_sums, owner=model, name="_layer_reduce_sync")
 job.measure(step, version=version("pydtnn"), trace=trace)

@@ -5,13 +5,16 @@ from protocol import Job
 job = Job()
 
 import os  # noqa: E402
+import sys  # noqa: E402
 
 os.environ |= {"LOCAL_RANK": str(job.rank), "DS_ACCELERATOR": "cpu"}
+# It compiles an extension when it is first used.
+os.environ["TORCH_EXTENSIONS_DIR"] = f"{sys.prefix}/extensions"
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_network import build  # noqa: E402
+from torch_network import build, trace  # noqa: E402
 
 torch.set_num_threads(job.threads)
 deepspeed.init_distributed("gloo", rank=job.rank, world_size=job.ranks)
@@ -36,5 +39,5 @@ def step(x, y):
     return loss.item()
 
 
-job.measure(step, version=deepspeed.__version__)
+job.measure(step, None, deepspeed.__version__, trace)
 os._exit(0)  # its threads do not end

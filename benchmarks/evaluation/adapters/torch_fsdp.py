@@ -9,7 +9,7 @@ import os  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch_network import build, step_of  # noqa: E402
+from torch_network import build, step_of, trace  # noqa: E402
 
 torch.set_num_threads(job.threads)
 dist.init_process_group("gloo", rank=job.rank, world_size=job.ranks)
@@ -18,5 +18,5 @@ model = build(job)  # FSDP refuses channels_last
 fully_shard(model, mesh=mesh)
 
 
-job.measure(step_of(job, model), version=torch.__version__)
+job.measure(step_of(job, model), None, torch.__version__, trace)
 os._exit(0)  # threads of gloo may end the process with an error

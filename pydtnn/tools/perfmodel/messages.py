@@ -224,20 +224,20 @@ class MessageCosts:
         groups = self.groups[PIPELINE]._replace(pair=tuple(sorted((sender, receiver))))
         (row,) = rows_of("to_next", groups, self.wires)
         here, there = (ranks[one] // groups.per_host for one in (sender, receiver))
-        total, largest = sum(nbytes), max(nbytes, default=0.0)
         posting = max(len(nbytes) - 1, 0) * self.processing.call
         if here == there:
-            alone = largest / self.wires.inside.bandwidth
             inside = (("inside", here),) if row.memory else ()
-            return StageMessage(
-                row.local_latency, alone, row.memory * total, inside, posting=posting
-            )
+            arrays = tuple((n / self.wires.inside.bandwidth, row.memory * n) for n in nbytes)
+            return StageMessage(row.local_latency, arrays, inside, posting=posting)
         rail = ranks[sender] % groups.per_host % self.wires.rails
-        links = ("from", rail, here), ("to", rail, there)
-        copied = self.processing.copy * total
+        links: tuple[Hashable, ...] = ("from", rail, here), ("to", rail, there)
+        between = self.platform.messages.between
+        if row.shared > 1.001 / (between.shared or between.bandwidth):
+            links = (("switches", here, there),)  # a link between switches is narrower than cards
+        copied = self.processing.copy * sum(nbytes)
         piece = self.processing.copy * sum(min(n, PIECE) for n in nbytes)
-        alone, busy = row.alone * largest, row.shared * total
-        return StageMessage(row.latency, alone, busy, links, copied, piece, posting)
+        arrays = tuple((row.alone * n, row.shared * n) for n in nbytes)
+        return StageMessage(row.latency, arrays, links, copied, piece, posting)
 
 
 @lru_cache(maxsize=4096)

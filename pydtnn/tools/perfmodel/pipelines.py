@@ -8,7 +8,7 @@ cards, equally with other messages for as long as both are in progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -26,10 +26,9 @@ class StageMessage(NamedTuple):
     ----------
     latency : float
         In s.
-    alone : float
-        Time of the transfer, in s.
-    shared : float
-        Part of it for which its links are busy, in s.
+    arrays : tuple of (float, float)
+        Of each array, the time of its transfer, and the part of it for which its links are busy, in
+        s.
     links : tuple of hashable
         Those that other messages of the pipeline may use.
     copied : float
@@ -41,20 +40,30 @@ class StageMessage(NamedTuple):
     """
 
     latency: float
-    alone: float
-    shared: float
+    arrays: tuple[tuple[float, float], ...]
     links: tuple[Hashable, ...]
     copied: float = 0.0
     piece: float = 0.0
     posting: float = 0.0
 
+    @property
+    def busy(self) -> float:
+        """Time of the message alone, in s."""
+        alone, shared = zip(*self.arrays, strict=True) if self.arrays else ((0.0,), (0.0,))
+        return self.latency + max(*alone, sum(shared))
+
 
 @dataclass(eq=False)
-class _Message(InTransit):
+class _Message:
     key: tuple[int, int, int]
     sender: int
     receiver: int
     needs: StageMessage
+    arrays: list[InTransit] = field(default_factory=list)
+
+    @property
+    def arrival(self) -> float:
+        return max(one.arrival for one in self.arrays)
 
 
 class PipelineClock:
@@ -136,7 +145,9 @@ class PipelineClock:
     def _start(self, message: _Message, now: float) -> None:
         needs = message.needs
         links = [self._links[link] for link in needs.links]
-        message.begin(now, needs.latency, needs.alone, needs.shared, links)
+        for alone, shared in needs.arrays or [(0.0, 0.0)]:
+            message.arrays.append(InTransit())
+            message.arrays[-1].begin(now, needs.latency, alone, shared, links)
         self.at(message.arrival, lambda now: self._arrive(message, now))
 
     def _arrive(self, message: _Message, now: float) -> None:

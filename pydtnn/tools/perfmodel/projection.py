@@ -529,7 +529,7 @@ class _Stages:
         def message(action: Action, rank: int, to: int) -> StageMessage:
             found = route(rank, action.stage, action.direction, samples[action.micro_batch], to)
             for one in (rank, to):
-                busy[one] += found.latency + max(found.alone, found.shared)
+                busy[one] += found.busy
             return found
 
         def call(rank: int, action: Action) -> float:

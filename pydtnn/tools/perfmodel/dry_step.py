@@ -190,6 +190,7 @@ class DryStep:
             nodes=tuple(map(line, few[2], many[2])),
             scratch=scratch(self.real, self.backend, graph.dtype.itemsize),
         )
+        model.cut(())  # costs are those of layers, whatever has been outlined before
         found = []
         for sizes, buckets, reads in self._flat:
             ready: dict[int, list[Event]] = {}

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from pydtnn.tools.perfmodel.compression import Compression, find_compression
+from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.messages import MessageCosts, duration
 from pydtnn.tools.perfmodel.outline import Affine, BucketReady, Start
 from pydtnn.tools.perfmodel.platform import Platform
@@ -63,6 +64,14 @@ def test_recomputation_adds_forward_passes_and_saves_memory(projector):
     again = project(projector, {"data": 2}, recompute="auto")
     assert plain.step.recomputed == 0 < again.step.recomputed < again.step.forward
     assert again.memory.activations < plain.memory.activations
+
+
+def test_costs_of_layers_do_not_depend_on_what_was_outlined_before(projector):
+    work = Workload("cnn", (28, 28, 1), batch=64, axes={"filter": 2, "channel": 3})
+    own = Projector(work, platform := projector.platform, AnalyticCosts(platform))
+    alone = own.project(work).seconds
+    own.project(replace(work, recompute="auto"))
+    assert own.on(platform).project(work).seconds == alone
 
 
 def test_each_message_of_a_step_passes_the_links_once(projector):

@@ -369,7 +369,7 @@ def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path):
     report = (out / "report.md").read_text()
     assert "Accuracy on the test set of digits after 3 epochs" in report
     assert "All networks and ranks together" in report
-    assert "| LBANN | - | not on PyPI" in report
+    assert "| LBANN, MPI | LBANN is not on PyPI" in report
     rows = (out / "observations.csv").read_text().splitlines()
     assert sum(",accuracy," in row for row in rows) == 12
     assert sum(",time to accuracy," in row for row in rows) == 4

@@ -15,6 +15,7 @@ from pydtnn.cli.workload import names_in
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.tools.perfmodel.compute import AnalyticCosts
 from pydtnn.tools.perfmodel.oracle import options, ranking, table
+from pydtnn.tools.perfmodel.oracle.options import create_parser
 from pydtnn.tools.perfmodel.oracle.paper import draw_paper
 from pydtnn.tools.perfmodel.oracle.what_if import sweep
 from pydtnn.tools.perfmodel.platform import Platform
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    return run_command("pydtnn oracle", lambda: _run(options.create_parser().parse_args(arguments)))
+    return run_command("pydtnn oracle", lambda: _run(create_parser().parse_args(arguments)))
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -78,7 +78,7 @@ def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers(
     topics = {*(DOCS / "research").glob("*.md")} - {DOCS / "research" / "index.md"}
     assert {topic.stem for topic in topics} == {
         *("schemes", "rare", "muon", "asynchronous", "oracle", "virtual_ranks"),
-        *("traces", "exactness"),
+        *("traces", "exactness", "over_ranks"),
     }
     for topic in topics:
         text = topic.read_text()

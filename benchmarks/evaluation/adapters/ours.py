@@ -89,6 +89,8 @@ def trace(path):
     global trainer
     recorder = Recorder()
     trainer = create_trainer(observers=[recorder])
+    for index in range(2):  # in which a new trainer prepares itself
+        step(*job.batch_of(index))
     with Trace(path.with_name("trace"), recorder, comm):
         yield lambda index: nullcontext(recorder.step(0, index))
 

@@ -18,6 +18,7 @@ os.environ |= {
 }
 if job.ranks > 1:
     for role in ("server", *(["scheduler"] if job.rank == 0 else [])):
+        # PR_SET_PDEATHSIG, SIGTERM: it ends with this process
         program = "import ctypes; ctypes.CDLL(None).prctl(1, 15); import mxnet"
         subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"DMLC_ROLE": role})
 os.environ["DMLC_ROLE"] = "worker"

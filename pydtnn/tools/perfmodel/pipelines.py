@@ -49,8 +49,8 @@ class StageMessage(NamedTuple):
     @property
     def busy(self) -> float:
         """Time of the message alone, in s."""
-        alone, shared = zip(*self.arrays, strict=True) if self.arrays else ((0.0,), (0.0,))
-        return self.latency + max(*alone, sum(shared))
+        alone = max((alone for alone, _ in self.arrays), default=0.0)
+        return self.latency + max(alone, sum(shared for _, shared in self.arrays))
 
 
 @dataclass(eq=False)

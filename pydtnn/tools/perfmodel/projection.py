@@ -115,7 +115,7 @@ class Projector:
         self._outlines: dict[Any, Outline | ValueError] = {}
         self._possible: set[Any] = set()
         self._parts: dict[Any, tuple[tuple[LayerTime, ...], float, MemoryOutline] | None] = {}
-        self._lines: dict[str, float] = {}
+        self._stage_bounds: dict[str, float] = {}
         self._tables: dict[int, Tables] = {}
         self._known: dict[int, dict[int, dict[int, float]]] = {}
         self._compression = lru_cache(maxsize=None)(
@@ -302,9 +302,9 @@ class Projector:
         is counted, so that rounding is less.
         """
         plain = replace(work, scheme="allreduce", scheme_options={}, compress=None)
-        if (key := repr(plain)) not in self._lines:
-            self._lines[key] = _Stages(self, MessageCosts(self.platform, plain)).least()
-        return self._lines[key]
+        if (key := repr(plain)) not in self._stage_bounds:
+            self._stage_bounds[key] = _Stages(self, MessageCosts(self.platform, plain)).least()
+        return self._stage_bounds[key]
 
     def _alone(
         self, axes: tuple[tuple[str, int], ...], ranks: int, batch: int

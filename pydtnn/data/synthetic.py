@@ -146,7 +146,9 @@ def load_synthetic(
 
 def _check(samples: int, shape: tuple[int, ...], classes: int) -> None:
     if not isinstance(shape, Sequence) or len(shape) != 3:
-        raise ValueError(f"synthetic: shape must be (height, width, channels), got {shape!r}")
+        raise ValueError(
+            f"synthetic: shape must be (height, width, channels), such as [32,32,3], got {shape!r}"
+        )
     for name, value, least in (
         *(("samples", samples, 1), ("classes", classes, 2), ("height", shape[0], MIN_IMAGE_SIDE)),
         *(("width", shape[1], MIN_IMAGE_SIDE), ("channels", shape[2], 1)),

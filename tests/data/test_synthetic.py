@@ -112,12 +112,15 @@ def test_the_energy_of_waves_tells_the_classes_apart_and_pixels_do_not(shape):
 @each(
     ("options", "reason"),
     [
-        ({"shape": (32, 32)}, r"must be .height, width, channels., got \(32, 32\)"),
+        (
+            {"shape": (32, 32)},
+            r"must be .height, width, channels., such as .32,32,3., got \(32, 32\)",
+        ),
         ({"shape": (7, 32, 3)}, "height must be at least 8, got 7"),
         ({"shape": (32, 32, 0)}, "channels must be at least 1, got 0"),
         ({"classes": 1}, "classes must be at least 2, got 1"),
         ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"shape": 32}, "must be .height, width, channels., got 32"),
+        ({"shape": 32}, "must be .height, width, channels., such as .32,32,3., got 32"),
         ({"classes": "10"}, "classes must be a whole number, got '10'"),
     ],
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from pydtnn.cli.build import Job, create_optimizer
-from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.build import Job
+from pydtnn.cli.config import TrainConfig, read_axes
+from pydtnn.cli.workload import describe_run
 from pydtnn.comm import Communicator
+from pydtnn.parallel.mesh import without_shard
 from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
 from pydtnn.tools.perfmodel.virtual.disturbances import NONE, Disturbances
-from pydtnn.training.workload import clipping_of
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
 
@@ -44,12 +46,13 @@ def run_on_virtual_ranks(
         )
     platform = Platform.load(config.platform)
     disturbances = NONE if config.disturb is None else Disturbances.load(config.disturb)
-    rule = create_optimizer(config, 1, 1)
-    slots, clipping = rule.state_size, clipping_of(rule)
+    axes, _ = without_shard(read_axes(config.parallel) or {"data": config.virtual_ranks})
+    # the shape is not known yet, and the threads of this machine are not those of the platform
+    work = describe_run(replace(config, threads=None), axes, {"input_shape": (1,)})
     run_virtual(
         program,
         network=platform.network(config.virtual_ranks),
-        costs=AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping),
+        costs=AnalyticCosts.of(work, platform),
         processor=Processor.of(platform),
         disturbances=disturbances.on(platform, config.virtual_ranks),
     )

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pydtnn.tools.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.tools.tracing.records import RECORD, read_traces
 from pydtnn.train import main
+from pydtnn.training.workload import Workload
 from tests.each import each
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -55,6 +58,19 @@ def test_a_trace_has_virtual_times(tmp_path):
 def test_options_that_do_not_fit_are_refused(options, told, tmp_path, capsys):
     assert main([*TINY, *options, "--quiet", f"--output-dir={tmp_path / 'run'}"]) != 0
     assert told in only_line(capsys.readouterr().err)
+
+
+@each(
+    ("options", "parts"), [([], 1), (["--parallel=data=4"], 4), (["--parallel=data=2,shard=2"], 2)]
+)
+def test_a_rank_updates_its_part_of_the_state(options, parts, tmp_path, capsys, monkeypatch):
+    def stop(work: Workload, platform: Platform) -> None:
+        raise ValueError(f"{work.parts} of {work.slots}")
+
+    monkeypatch.setattr(AnalyticCosts, "of", stop)
+    scheme = ["--scheme=sharded"] if options else []
+    assert main([*TINY, *VIRTUAL, *options, *scheme, f"--output-dir={tmp_path / 'run'}"]) != 0
+    assert only_line(capsys.readouterr().err).endswith(f"{parts} of 1")
 
 
 @pytest.mark.long

@@ -132,7 +132,7 @@ class Program:
         self._stdout.close()
         self._stderr.close()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float = 600.0) -> bool:
         """Wait for the end, at most so long; return whether it has come."""
         try:
             self._process.wait(seconds)
@@ -176,7 +176,7 @@ def run(
     ranks: int,
     arguments: list[str],
     *,
-    timeout: float = 120.0,
+    timeout: float = 600.0,
     environment: dict[str, str] | None = None,
     directory: str | Path = ROOT,
 ) -> Finished:

@@ -39,7 +39,7 @@ REPORTS = "PYDTNN_TEST_REPORTS"
 GRACE = 10.0
 """Seconds that a rank whose test has failed waits for the others before it ends them."""
 
-PATIENCE = float(os.environ.get("PYDTNN_TEST_PATIENCE", "120"))
+PATIENCE = float(os.environ.get("PYDTNN_TEST_PATIENCE", "300"))
 """Seconds without any progress after which the ranks are killed."""
 
 MAX_LOST = 3

@@ -41,7 +41,7 @@ def monitor_process(program: Program) -> int:
     raise AssertionError("there is no monitor process")
 
 
-def wait_for(condition: object, seconds: float = 120.0) -> None:
+def wait_for(condition: object, seconds: float = 300.0) -> None:
     """Call a function until what it returns is true."""
     end = time.monotonic() + seconds
     assert callable(condition)

@@ -16,6 +16,20 @@ TINY = [
 
 TRAIN = ["-m", "pydtnn.train"]
 
+HELD = """
+import sys, time
+from pydtnn import train
+from pydtnn.comm.monitor.supervision import LastStep
+passed = LastStep.passed
+def held(self):
+    while self._begun == 95 and not (self._held or self._last):
+        time.sleep(0.01)
+    return passed(self)
+LastStep.passed = held
+sys.exit(train.main())
+"""
+"""The same, for 12 epochs, but before its last step it waits for a signal, however late it is."""
+
 
 def only_line(told: str) -> str:
     """The only line on the standard error, which is no traceback."""

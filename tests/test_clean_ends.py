@@ -15,13 +15,12 @@ import pytest
 from pydtnn.training.checkpoint import find_checkpoints
 from tests.launch import Finished, Program, run, why_not
 from tests.ranks import rank_processes, wait_for
-from tests.small_run import TINY, TRAIN, only_line, processes_in
+from tests.small_run import HELD, TINY, TRAIN, only_line, processes_in
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 RANKS = 3
-EPOCHS = 12
-OPTIONS = [*TINY, f"--epochs={EPOCHS}", "--output-dir=run", "--tuning=fixed", "--momentum=0.9"]
+OPTIONS = [*TINY, "--epochs=12", "--output-dir=run", "--tuning=fixed", "--momentum=0.9"]
 OPTIONS += ["--straggler-factor=0"]  # whatever else this machine does
 
 
@@ -43,7 +42,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def interrupted(folder: Path, number: int, to: int | str, *options: str) -> Finished:
     """Signal a rank, "mpirun" or the whole "job" in training; return what it left."""
-    with Program(RANKS, [*TRAIN, *OPTIONS, *options], directory=folder) as program:
+    with Program(RANKS, ["-c", HELD, *OPTIONS, *options], directory=folder) as program:
         wait_for(lambda: "epoch 1/" in program.finished().stdout)
         ranks, processes = rank_processes(program), program.descendants()
         if to in ("mpirun", "job"):
@@ -51,7 +50,7 @@ def interrupted(folder: Path, number: int, to: int | str, *options: str) -> Fini
         if to != "mpirun":
             for process in processes if to == "job" else [ranks[int(to)]]:
                 os.kill(process, number)
-        assert program.wait(90)
+        assert program.wait()
         wait_for(lambda: not processes_in(folder))
         return program.finished()
 

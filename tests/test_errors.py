@@ -218,7 +218,7 @@ def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Fi
     what, option, _ = way
     model = [f"--model={OWN}:bad", f'--model-options={{"what": "{what}"}}']
     arguments = [*TRAIN, *TINY, *model, *filter(None, [option])]
-    done = mpiexec(ranks, arguments, timeout=60, directory=folder)
+    done = mpiexec(ranks, arguments, directory=folder)
     with contextlib.suppress(AssertionError):
         wait_for(lambda: not processes_in(folder))
     return done, processes_in(folder)
@@ -244,7 +244,7 @@ def test_a_signal_to_mpiexec_ends_all_ranks(number, tmp_path):
         wait_for(lambda: (tmp_path / "run" / "best.safetensors").exists())
         assert len(processes_in(tmp_path)) >= 3  # the launcher, two ranks and who watches them
         program.signal(number)
-        assert program.wait(60)
+        assert program.wait()
         done = program.finished()
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ def test_an_example_runs_and_learns(path, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(path)]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr
     accuracies = re.findall(r"accuracy'?:? ([\d.]+)", done.stdout)  # the last one is the result
@@ -38,7 +38,7 @@ def test_a_gpt_learns_to_continue_a_text(tmp_path):
     options = ["--steps=120", "--length=32", "--begin=one two thr", "--count=30"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *options], capture_output=True, text=True, env=environment, timeout=120
+        [*command, *options], capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert "one two three four five six seven" in done.stdout

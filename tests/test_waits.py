@@ -63,7 +63,7 @@ def late(where: str, act: str, rank: int, call: int, folder: Path, *more: str) -
     environment |= {"LATE": str(rank), "CALL": str(call)}
     options = ["--timeout=2", "--output-dir=run", "--epochs=9", *more]
     arguments = ["-c", PROGRAM, *TINY, "--tuning=fixed", *options]  # no passes before training
-    finished = mpiexec(3, arguments, environment=environment, directory=folder, timeout=90)
+    finished = mpiexec(3, arguments, environment=environment, directory=folder)
     wait_for(lambda: not processes_in(folder))
     return finished
 
@@ -118,7 +118,7 @@ def test_training_goes_on_without_the_monitor_until_a_signal_ends_it(tmp_path):
         goes_on(program)
         assert program.finished().stderr.count("\n") == 1
         os.kill(rank_processes(program)[1], signal.SIGTERM)
-        assert program.wait(60)
+        assert program.wait()
         finished = program.finished()
     assert finished.returncode == 143, finished
     assert "\nrank 1: terminated (SIGTERM)" in finished.stderr
@@ -136,7 +136,7 @@ def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path):
     with training(tmp_path) as program:
         os.kill(monitor_process(program), signal.SIGSTOP)
         os.kill(rank_processes(program)[2], signal.SIGHUP)  # ends the run at once
-        assert program.wait(60)
+        assert program.wait()
         assert program.finished().returncode == 129
         wait_for(lambda: not processes_in(tmp_path))
 

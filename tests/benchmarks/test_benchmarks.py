@@ -87,8 +87,8 @@ def test_kernels_prints_every_direction_warm_and_cold(options, layer, directions
     table = lines("cpu.kernels", "--repeats", "1", "--families", *options.split())
     for direction, state in product(directions, ("warm", "cold")):
         peak, roof, direct, *_ = row(table, *layer, direction, state)
-        assert 0 < float(roof) <= float(peak)
-        assert float(direct) > 0
+        assert 0 <= float(roof) <= float(peak)  # 0 if other work makes them slow: Gflop/s
+        assert float(direct) >= 0
     assert ("fused" in options) == any(line.startswith("fused gate") for line in table)
 
 
@@ -121,7 +121,7 @@ def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpi
     assert len(row(table, "4000", "vendor-iallreduce")) == 3
     median, least, ratio, predicted, _ = map(float, row(table, "4000", "ring"))
     assert 0 < least <= median
-    assert ratio > 0
+    assert ratio >= 0  # rounded: the vendor's may have waited for a core
     assert predicted > 0
 
 

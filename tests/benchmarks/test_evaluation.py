@@ -315,8 +315,8 @@ def test_a_run_that_is_ended_leaves_no_process_behind(tmp_path, number):
     wait_for(lambda: len(descendants(run.pid)) >= 3)  # mpirun, its proxy, a rank
     started = descendants(run.pid)
     run.send_signal(number)
-    run.wait(30)
-    wait_for(lambda: not any(map(lives, started)), 30)
+    run.wait(300)
+    wait_for(lambda: not any(map(lives, started)))
 
 
 def test_a_shim_that_does_not_start_is_no_interpreter(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ class Disk:
     def use(self) -> None:
         """Complete a file, or fail."""
         self.began.set()
-        assert self.free.wait(60)
+        assert self.free.wait(300)
         with self._lock:
             self.count += 1
             if self.count in self.full:
@@ -96,7 +96,7 @@ def test_training_continues_while_a_checkpoint_is_written(comm, shared_path, dis
         step = trainer.optimizer.iterations
         seen.append((step, steps_saved(shared_path / "own")))
         if step == 5:
-            assert disk.began.wait(60)
+            assert disk.began.wait(300)
             comm.barrier()
             disk.free.set()
 

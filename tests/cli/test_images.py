@@ -15,7 +15,7 @@ from tests.small_run import TRAIN, only_line
 
 OPTIONS = [
     *("--model=mlp", "--exact", "--shards=4", "--global-batch-size=5", "--epochs=2"),
-    *("--threads=1", "--augment=crop:1,flip", "--quiet"),
+    *("--threads=1", "--augment=crop:1,flip", "--quiet", "--straggler-factor=0"),
 ]
 
 OWN = """

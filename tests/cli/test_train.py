@@ -219,7 +219,7 @@ def test_a_rank_that_leaves_before_training_ends_all(mpiexec):
         "rank = os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')); "
         "sys.exit(main(['--help'] if rank == '0' else []))"
     )
-    done = mpiexec(2, ["-c", code], timeout=60)
+    done = mpiexec(2, ["-c", code])
     assert done.returncode != 0
     assert only_line(done.stderr).startswith("rank 1: waits in gather_object for rank 0, whose pro")
 
@@ -262,7 +262,7 @@ def test_a_signal_ends_a_run_in_one_line(number, tmp_path):
         assert process.stdout is not None
         assert skip_header(process.stdout).startswith("epoch 1/100000  loss ")
         process.send_signal(number)
-        told = process.communicate(timeout=60)[1]
+        told = process.communicate(timeout=300)[1]
     assert process.returncode == 128 + number
     assert only_line(told).startswith(line)
 
@@ -316,7 +316,7 @@ def test_a_signal_ends_a_run_whose_code_does_not_end(number, tmp_path):
     with start([*TINY, "--model=slow.py:net"], tmp_path) as process:
         assert process.stdout is not None
         assert skip_header(process.stdout) == "forward\n"
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < end:
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -332,7 +332,7 @@ def test_a_reader_that_leaves_ends_the_run_in_silence(tmp_path):
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        process.wait(60)
+        process.wait(300)
     assert process.returncode == 128 + signal.SIGPIPE
 
 

@@ -30,7 +30,7 @@ comm.allreduce(np.ones(3))
 
 
 def late(rank: int, act: str) -> Finished:
-    return mpiexec(4, ["-c", HOSTS + LATE.format(rank=rank, act=act)], timeout=60)
+    return mpiexec(4, ["-c", HOSTS + LATE.format(rank=rank, act=act)])
 
 
 @pytest.mark.ahead(call=late)
@@ -63,7 +63,7 @@ for step in range(1000):
 """
 
 
-@pytest.mark.ahead(call=lambda: mpiexec(4, ["-c", HOSTS + SIGNALLED], timeout=60))
+@pytest.mark.ahead(call=lambda: mpiexec(4, ["-c", HOSTS + SIGNALLED]))
 def test_ranks_of_several_hosts_end_after_the_same_step(ahead):
     assert ahead.returncode == 143, ahead
     (step,) = {*ahead.stdout.split("\n")} - {""}

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from pydtnn.data import (
 )
 from pydtnn.data.order import permutation
 from tests.each import each
+from tests.ranks import wait_for
 
 AUGMENT = (
     *(RandomCrop(2), RandomResizedCrop(0.3), AlternatingFlip(), ColorJitter(), RandAugment()),
@@ -143,9 +144,9 @@ class Probe(Dataset):
         return self.n
 
     def read(self, indices: NDArray[Any]) -> Any:
-        self.go_on.wait(60)
-        assert len(indices)  # a data set is never asked for nothing
         self.threads.add(threading.current_thread().name)
+        self.go_on.wait(300)
+        assert len(indices)  # a data set is never asked for nothing
         self.reads += indices.tolist()
         if self.fails_at in indices:
             raise OSError("the disk is gone")
@@ -173,9 +174,7 @@ def test_a_loader_reads_only_its_rank_s_samples_and_no_more_than_it_may_prefetch
     with Loader(data, global_batch_size=4, rank=1, size=2, shuffle=False, prefetch=3) as loader:
         batches = loader.epoch(0)
         next(batches)
-        deadline = time.monotonic() + 60
-        while len(data.reads) < 8 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_for(lambda: len(data.reads) >= 8)
         assert data.reads == [2, 3, 6, 7, 10, 11, 14, 15]  # one batch taken and three ahead
         assert len([*batches]) == 9
 
@@ -199,8 +198,12 @@ def test_closing_waits_for_a_batch_that_is_being_read_and_drops_the_others():
     data.go_on.clear()
     loader = Loader(data, global_batch_size=1, prefetch=10, shuffle=False)
     loader.epoch(0)
-    threading.Timer(0.3, data.go_on.set).start()
-    loader.close()
+    wait_for(lambda: data.threads)
+    waiting = loader._pool._work_queue.qsize
+    n = waiting()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lambda: (wait_for(lambda: waiting() < n), data.go_on.set()))
+        loader.close()
     assert not ours()
     assert data.reads == [0]
 

@@ -20,7 +20,7 @@ from pydtnn.train import main
 from tests import launch
 from tests.fuzz.command_lines import Line, random_line
 
-LONGEST = 60
+LONGEST = 300
 """Seconds after which a command line that ends in one is taken to hang."""
 
 
@@ -57,7 +57,7 @@ def run_here(line: Line) -> Ended:
 
 
 def run_on(ranks: int, line: Line, folder: Path) -> Ended:
-    command = ["-m", "pydtnn.train", *line.arguments]
+    command = ["-m", "pydtnn.train", "--straggler-factor=0", *line.arguments]
     if ranks == 1:
         done = subprocess.run(
             [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=LONGEST

@@ -47,7 +47,7 @@ def test_random_programs_over_mpi_agree_with_numpy(cases, mpiexec):
         seconds = cases.seconds if cases.only is None else 0.0
         program = ["-m", "tests.fuzz.communicators", cases.test, str(case.number), str(seconds)]
         environment = {"OMP_NUM_THREADS": "1"}
-        done = mpiexec(4, program, timeout=seconds + 120, environment=environment)
+        done = mpiexec(4, program, timeout=seconds + 300, environment=environment)
         assert done.returncode == 0, done.stderr
         counts = json.loads(done.stdout)
         case.comparisons += counts["comparisons"]

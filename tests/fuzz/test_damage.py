@@ -20,7 +20,7 @@ import pytest
 from tests.fuzz.damage import change_json, damage
 from tests.fuzz.damaged_files import KINDS
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a process that reads a small file hangs, also on a busy machine."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 
-LIMIT = 120  # s; a child that waits for threads or locks waits without end
+LIMIT = 300  # s; a child that waits for threads or locks waits without end
 
 TWO_THREADS = """
 import os, sys

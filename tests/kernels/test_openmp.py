@@ -28,7 +28,7 @@ def settings(**wishes: str) -> str:
         env={**own, "OMP_DISPLAY_ENV": "verbose", **wishes},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     if SPIN_VARIABLE not in done.stderr:

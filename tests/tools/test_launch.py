@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,13 +15,11 @@ from pydtnn.tools.child import ProgramEnd
 from pydtnn.tools.launch import Launch, failed, find_options, main
 from pydtnn.training.checkpoint import find_checkpoints
 from tests.each import each
-from tests.launch import MPICH, is_openmpi, mpiexec, why_not
+from tests.launch import MPICH, is_openmpi, mpiexec, run, why_not
 from tests.ranks import ranks_of, wait_for
-from tests.small_run import TINY, processes_in
+from tests.small_run import HELD, TINY, TRAIN, processes_in
 
 EXACT = ["--exact", "--tuning=fixed", "--shards=4", "--checkpoint-steps=4", "--save=net.pydtnn"]
-EPOCHS = "--epochs=12"
-"""Of runs that are disturbed: they train for about as long as Python starts."""
 
 mpi = pytest.mark.skipif(
     bool(why_not()) or is_openmpi(), reason=why_not() or "a killed rank ends MPICH's job"
@@ -178,51 +173,36 @@ def test_a_signal_is_passed_on_also_after_a_stop_and_its_status_returned(inside)
         time.sleep(0.8)  # longer than it waits for a signal at a time
         process.send_signal(signal.SIGCONT)
         process.terminate()
-        assert process.wait(120) == 143
-
-
-def launch(folder: Path, ranks: int, options: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start a small exact run in a folder."""
-    command = [str(mpiexec()), "-n", str(ranks), sys.executable, "-m", "pydtnn.train"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "pydtnn", "launch", "--restarts=5", "--", *command, *TINY, *EXACT]
-        + ["--output-dir=run", "--quiet", *options],
-        cwd=folder,
-        env={**MPICH, **os.environ},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def weights(folder: Path) -> bytes:
-    """Return the weights that a run has saved."""
-    return (folder / "net.pydtnn" / "weights.safetensors").read_bytes()
-
-
-@functools.cache
-def undisturbed() -> bytes:
-    """Return the weights of a run that nothing disturbs."""
-    with tempfile.TemporaryDirectory() as name:
-        with launch(Path(name), 4, [EPOCHS]) as process:
-            assert process.wait(120) == 0
-        return weights(Path(name))
+        assert process.wait(300) == 143
 
 
 @pytest.mark.long
 @mpi
 def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path):
-    victim = 1
-    expected = undisturbed()
-    with launch(tmp_path, 3, [EPOCHS]) as process:
-        wait_for(lambda: len(find_checkpoints(tmp_path / "run")) > 0)
-        os.kill(ranks_of(processes_in(tmp_path))[victim], signal.SIGKILL)
+    options, victim = [*TINY, *EXACT, "--epochs=12", "--output-dir=run", "--quiet"], 1
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    for one in (whole, folder):
+        one.mkdir()
+    done = run(4, [*TRAIN, *options], directory=whole)
+    assert done.returncode == 0, done
+    command = [str(mpiexec()), "-n", "3", *script(folder, HELD), *options]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pydtnn", "launch", "--restarts=5", "--", *command],
+        cwd=folder,
+        env={**MPICH, **os.environ},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        wait_for(lambda: len(find_checkpoints(folder / "run")) > 0)
+        os.kill(ranks_of(processes_in(folder))[victim], signal.SIGKILL)
         assert process.stderr is not None
         told = process.stderr.read()
-        assert process.wait(60) == 0, told
+        assert process.wait(300) == 0, told
     lines = [line for line in told.splitlines() if line.startswith("pydtnn.launch: ")]
     assert len(lines) == 1, told
     assert f"rank {victim}: terminated unexpectedly" in told
     assert "restart 1 of 5: the run has ended (status " in lines[0]
     assert "continuing from run/checkpoint-" in lines[0]
-    assert weights(tmp_path) == expected
+    ours, theirs = (one / "net.pydtnn" / "weights.safetensors" for one in (folder, whole))
+    assert ours.read_bytes() == theirs.read_bytes()

@@ -31,7 +31,7 @@ comm.send(x, 0) if comm.rank == 2 else comm.recv(x, 2)
 
 def left(leaves, call, ranks):
     body = f"if comm.rank == 1: {leaves}\nelse: {call}"
-    return mpiexec(ranks, ["-c", START + body], timeout=60)
+    return mpiexec(ranks, ["-c", START + body])
 
 
 @pytest.mark.ahead(call=left)
@@ -56,7 +56,7 @@ def test_a_rank_that_waits_for_one_that_has_left_ends_all(ahead, leaves, call, r
 
 
 @pytest.mark.measure
-@pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body], timeout=60))
+@pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body]))
 @pytest.mark.parametrize("body", [ONE_AFTER_THE_OTHER, WAITS_LONG], ids=["left", "waits long"])
 def test_ranks_may_leave_one_after_the_other(ahead, body):
     """Those that still work need no rank that has left, and may wait long for one that has not."""

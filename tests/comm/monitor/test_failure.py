@@ -40,10 +40,11 @@ if comm.rank == 1: raise Odd
 """
 TWO_HOSTS = """
 from mpi4py import MPI
-from pydtnn.comm.monitor.failure import end_all_ranks_on_error
+from pydtnn.comm.monitor import failure
 from pydtnn.comm.mpi import MpiCommunicator
 comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 1])
-end_all_ranks_on_error(comm)
+failure.FORWARDING_S = 3  # the other host may be told late
+failure.end_all_ranks_on_error(comm)
 if comm.rank == 1: os.kill(os.getpid(), signal.SIGTERM)
 """
 
@@ -102,7 +103,7 @@ ENDS = {
 
 
 def ending(name):
-    return mpiexec(ENDS[name].ranks, ["-c", START + ENDS[name].body], timeout=60)
+    return mpiexec(ENDS[name].ranks, ["-c", START + ENDS[name].body])
 
 
 @pytest.mark.ahead(call=ending)
@@ -121,7 +122,7 @@ def test_all_ranks_end_after_one_line(ahead, name):
 
 def with_traceback():
     environment = {"PYDTNN_TRACEBACK": "1"}
-    return mpiexec(2, ["-c", START + BAD + WAIT], timeout=60, environment=environment)
+    return mpiexec(2, ["-c", START + BAD + WAIT], environment=environment)
 
 
 @pytest.mark.ahead(call=with_traceback)
@@ -133,13 +134,12 @@ def test_the_traceback_is_shown_to_those_who_ask_for_it(ahead):
 def struck_twice(number):
     """The first signal ends the rank by an abort, which never comes here."""
     body = f"""
-type(comm).abort = lambda self, code: time.sleep(1000)
-if comm.rank == 1:
+def strike(*ignored):
     os.kill(os.getpid(), signal.{number})
-    time.sleep(0.5)
-    os.kill(os.getpid(), signal.{number})
+type(comm).abort = lambda *ignored: (strike(), time.sleep(1000))
+if comm.rank == 1: strike()
 """
-    return mpiexec(2, ["-c", START + body + WAIT], timeout=60)
+    return mpiexec(2, ["-c", START + body + WAIT])
 
 
 @pytest.mark.few(1)
@@ -164,7 +164,7 @@ def test_a_hangup_that_is_ignored_stays_so(ahead):
 
 
 def closing(closed):
-    return mpiexec(3, ["-c", f"{START}{closed}\n{BAD}{WAIT}"], timeout=60)
+    return mpiexec(3, ["-c", f"{START}{closed}\n{BAD}{WAIT}"])
 
 
 @pytest.mark.few(1)

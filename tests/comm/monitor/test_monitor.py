@@ -224,7 +224,7 @@ def test_processes_of_all_hosts_learn_that_a_rank_has_exited(host):
     host.connection.messages.append(("exited", [0, {"all": 8}]))
     host.monitor._read_rank(host.connection)
     assert host.monitor._exited == {3: {"all": 7}, 0: {"all": 8}}
-    other.settimeout(60)
+    other.settimeout(300)
     told = b""
     while told.count(b"\n") < 2:
         told += other.recv(1 << 10)

@@ -27,7 +27,7 @@ WAIT = "\ncomm.recv(np.zeros(1), comm.rank)\n"  # from oneself: for ever
 
 
 @pytest.mark.few(1)
-@pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body], timeout=60))
+@pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body]))
 @pytest.mark.parametrize(
     ("body", "line"),
     [
@@ -79,7 +79,7 @@ comm = create_communicator()
 
 
 def ending_at_the_start(stage: str, act: str) -> Finished:
-    return mpiexec(3, ["-c", AT_THE_START], timeout=60, environment={"STAGE": stage, "ACT": act})
+    return mpiexec(3, ["-c", AT_THE_START], environment={"STAGE": stage, "ACT": act})
 
 
 @pytest.mark.skipif(**MPICH_ONLY)
@@ -127,7 +127,7 @@ raise AgreedError("all have failed")
 
 
 def kept(by: str) -> Finished:
-    return mpiexec(2, ["-c", KEPT], timeout=120, environment={"BY": by})
+    return mpiexec(2, ["-c", KEPT], environment={"BY": by})
 
 
 @pytest.mark.skipif(**MPICH_ONLY)
@@ -154,7 +154,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(**MPICH_ONLY)
-@pytest.mark.ahead(call=lambda: mpiexec(2, ["-c", LEFT], timeout=120))
+@pytest.mark.ahead(call=lambda: mpiexec(2, ["-c", LEFT]))
 def test_no_file_in_memory_remains_of_ranks_that_are_killed(ahead):
     files = {Path(word) for word in ahead.stdout.split() if word.startswith("/dev/shm/mpich")}
     assert files

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.simulated.cupy.module import SimulatedCupy
 
-PATIENCE = 30.0  # s without progress, after which a test is told that it hangs
+PATIENCE = 300.0  # s without progress, after which a test is told that it hangs
 
 BUSY: set[str] = set()
 """What some thread does on the host that takes long: who waits for it meanwhile does not hang."""

@@ -62,7 +62,7 @@ class Browser:
             mobile=False,
         )
         self.call("Page.navigate", url=path.resolve().as_uri())
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not self.value("document.body !== null && document.body.dataset.drawn !== undefined"):
             assert time.monotonic() < deadline, f"figures are not drawn: {self.complaints}"
             time.sleep(0.05)

@@ -40,10 +40,10 @@ def test_a_search_goes_on_without_ranks_that_are_killed(victims, tmp_path):
     fixed = {**FIXED, "epochs": 10}
     space = {"space": RANGE, "fixed": fixed, "trials": 8, "sampler": "random"}
     with started(tmp_path, space, 4, "--ranks-per-trial=2") as program:
-        wait_for(lambda: "/8  trial" in program.finished().stdout, 120)
+        wait_for(lambda: "/8  trial" in program.finished().stdout)
         for rank in victims:
             os.kill(rank_processes(program)[rank], signal.SIGKILL)
-        assert program.wait(240), program.finished()
+        assert program.wait(), program.finished()
         finished = program.finished()
     assert finished.returncode == 0, finished
     found = trials(tmp_path, space)
@@ -58,7 +58,7 @@ def test_an_error_of_one_rank_ends_the_trial_alone(tmp_path):
     (tmp_path / "f.py").write_text(BROKEN)
     space = {"space": {"x": [1, 2, 3]}, "sampler": "grid", "function": "f.py:f"}
     with started(tmp_path, space, 2, "--ranks-per-trial=2") as program:
-        assert program.wait(120), program.finished()
+        assert program.wait(), program.finished()
         assert program.finished().returncode == 0, program.finished()
     found = trials(tmp_path, space)
     assert [one.state.name for one in found] == ["COMPLETE", "FAIL", "COMPLETE"]

@@ -87,7 +87,7 @@ def test_a_plain_pytest_reports_every_test_of_every_rank(project, monkeypatch):
 
 def test_a_failure_ends_all_ranks_of_a_world_that_a_person_started(project, mpiexec):
     arguments = ["-m", "pytest", "-m", "mpi", "-q", "-p", "no:cacheprovider"]
-    finished = mpiexec(2, arguments, environment=ENVIRONMENT, directory=project, timeout=60)
+    finished = mpiexec(2, arguments, environment=ENVIRONMENT, directory=project)
     assert finished.returncode != 0
     assert "rank 1: test_ranks.py::test_one_rank_fails[mpi2] failed" in finished.stderr
     assert "seen on the wrong rank" in finished.stderr
@@ -98,6 +98,6 @@ def test_any_number_of_ranks_runs_the_tests_for_any_number(project, mpiexec):
     passing = TESTS.split("def test_one_rank_fails")[0].replace("(2)", "")
     (project / "test_ranks.py").write_text(passing)
     arguments = ["-m", "pytest", "-m", "mpi", "-q", "-p", "no:cacheprovider"]
-    finished = mpiexec(5, arguments, environment=ENVIRONMENT, directory=project, timeout=60)
+    finished = mpiexec(5, arguments, environment=ENVIRONMENT, directory=project)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("1 passed") == 1  # one rank talks

@@ -47,8 +47,8 @@ from pydtnn.utils.observer import Kind
 SIZE = (7.2, 4.2)
 """Inches of a picture with two axes."""
 
-EPOCHS = {"schemes": 8, "exactness": 4, "rare": 8, "decoupled": 12, "muon": 400}
-"""Epochs of the trainings of a picture, or steps of `muon`; tests draw them with fewer."""
+EPOCHS = {"schemes": 8, "exactness": 4, "rare": 8, "decoupled": 12, "muon": 400, "seeds": 3}
+"""Epochs of the trainings of a picture, steps and seeds of `muon`; tests draw them with fewer."""
 
 
 def plain(axes: Axes, x: str, y: str) -> None:
@@ -540,9 +540,11 @@ def over_rates(
     figure: Figure,
 ) -> None:
     """Test loss of a GPT after equal numbers of steps over the learning rate, for three seeds."""
-    steps, axes = EPOCHS["muon"], figure.add_subplot()
+    steps, seeds, axes = EPOCHS["muon"], EPOCHS["seeds"], figure.add_subplot()
     for (name, way), color in zip(rules.items(), PALETTE, strict=False):
-        losses = np.array([[final_loss(*way, rate, seed) for seed in range(3)] for rate in rates])
+        losses = np.array(
+            [[final_loss(*way, rate, seed) for seed in range(seeds)] for rate in rates]
+        )
         axes.semilogx(rates, losses.mean(axis=1), "o-", color=color, ms=3, lw=1.4, label=name)
         axes.semilogx(rates, losses, "_", color=color, ms=6)
         words = (
@@ -551,7 +553,9 @@ def over_rates(
         )
         print(f"{name:18} {'  '.join(words)}", flush=True)
     axes.legend(frameon=False, fontsize=8, labelcolor="linecolor")
-    axes.set_title(f"GPT of 100,000 parameters on text, {steps} steps, 3 seeds", color=INK, size=10)
+    axes.set_title(
+        f"GPT of 100,000 parameters on text, {steps} steps, {seeds} seeds", color=INK, size=10
+    )
     plain(axes, "learning rate", "test loss")
 
 

@@ -26,7 +26,7 @@ import pytest
 
 from tests import gpu
 
-FEW_SIMULATED = 4
+FEW_SIMULATED = 8
 """Of so many cases that all backends have, one is run on a simulated GPU: its kernels have others,
 in tests/kernels/cuda."""
 

@@ -78,7 +78,8 @@ def distributions(tree, tmp_path_factory):
     (tree / "pydtnn" / "kernels" / "cuda" / "cubins").mkdir(exist_ok=True)
     (tree / "pydtnn" / "kernels" / "cuda" / "cubins" / "old.cubin").touch()
     build = ["-m", "build", "--no-isolation", "--outdir", folder, tree]
-    run(sys.executable, *build, cwd=folder, **without_optimization(folder), PYDTNN_BUILD="native")
+    selected = {**without_optimization(folder), "PYDTNN_BUILD": "native float32"}
+    run(sys.executable, *build, cwd=folder, **selected)
     [sdist], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 

@@ -153,11 +153,11 @@ def test_a_p_is_the_share_of_all_choices_of_signs():
 
 
 @pytest.mark.long
-@each("number", range(1, 11))
+@each("number", [1, 2, 3, 5, 10])
 def test_equal_programs_are_called_different_at_most_at_the_nominal_rate(number, monkeypatch):
     """Steps of 1 ms to 1 s, noise of 0.1 to 10 % with outliers, and a machine of changing speed."""
     monkeypatch.setattr(statistics, "STEPS", 1000)  # the test is exact for rounded values
-    for pairs in range(1, 11):
+    for pairs in (1, 2, 3, 5, 10):
         rng = np.random.default_rng(100 * number + pairs)
         p = []
         for _ in range(1000):
@@ -168,7 +168,7 @@ def test_equal_programs_are_called_different_at_most_at_the_nominal_rate(number,
             p.append(statistics.compare_cells([*zip(first, second, strict=True)]).p)
         for rate in (statistics.SIGNIFICANT, 0.01, 0.05):
             alarms = np.count_nonzero(np.array(p) < rate)
-            assert alarms <= stats.binom.ppf(1 - 1e-6, 1000, rate)  # of 100 cells and 3 rates
+            assert alarms <= stats.binom.ppf(1 - 1e-6, 1000, rate)  # of 25 cells and 3 rates
 
 
 def spread(rng: np.random.Generator, deviation: float, pairs: int, factor: float = 1.0) -> tuple:

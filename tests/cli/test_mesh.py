@@ -140,13 +140,10 @@ def weights_on(processes: int, mpiexec: Any, folder: Path, options: list[str]) -
         (GPT, [*TEXT, "--scheme=sharded", "--clip-norm=1"], "data=2,tensor=2:exact=true"),
         (f"moe_{GPT}", TEXT, "expert=4:exact=true"),
         ("FILE:small", IMAGES, "tensor=4:exact=true"),
-        ("resnet20", IMAGES, "spatial=4:exact=true"),
-        ("resnet20", IMAGES, "filter=4:exact=true"),
+        ("resnet8", IMAGES, "spatial=4:exact=true"),
+        ("resnet8", IMAGES, "filter=4:exact=true"),
         ("resnet8", [*IMAGES, "--sync-batch-norm"], "data=2,channel=2:exact=true"),
-        *(
-            (DEEP, TEXT, f"pipeline=4:exact=true,micro_batches=8,schedule={schedule}")
-            for schedule in ("zb_v", "chimera", "dualpipe")
-        ),
+        (DEEP, TEXT, "pipeline=4:exact=true,micro_batches=8,schedule=dualpipe"),
     ],
 )
 def test_a_network_that_is_cut_has_the_same_bytes_on_any_number_of_processes(
@@ -159,7 +156,7 @@ def test_a_network_that_is_cut_has_the_same_bytes_on_any_number_of_processes(
     if "gpt" in model:
         options.append(f"--data-dir={text}")
     found = {}
-    for processes, threads in ((1, 1), (1, 2), (2, 2), (4, 1)):
+    for processes, threads in ((1, 1), (2, 2), (4, 1)):
         folder = tmp_path / f"{processes}-{threads}"
         folder.mkdir()
         own = [*options, f"--threads={threads}"]

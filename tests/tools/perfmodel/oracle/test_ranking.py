@@ -116,7 +116,7 @@ LONG = pytest.mark.long
     ("model", "ranks", "platform"),
     [
         ("gpt", 4, "cpu-1gbit"),
-        pytest.param("gpt", 16, "cpu-10gbit", marks=LONG),
+        pytest.param("gpt", 8, "cpu-10gbit", marks=LONG),
         pytest.param("resnet20", 8, "cpu-10gbit", marks=LONG),
     ],
 )

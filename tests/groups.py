@@ -3,7 +3,7 @@
     @pytest.mark.threads(2, 3)          # on 2 and on 3 threads
     @pytest.mark.threads(2, run=virtual)   # on 2 ranks, by virtual(2, rank) instead of run_threads
     @pytest.mark.mpi                    # on 1, 2, 3 and 4 MPI ranks; mpi(2, 4): on these.
-                                        # If on 2, then on 3 by `make test-all` only
+                                        # If on 2, then on 3 by `make test-all` only, as on 4
     @pytest.mark.mpi(through=staged)    # each rank calls staged(comm) and tests what it returns
     @pytest.mark.mpi(checked=False)     # calls are not compared over the ranks (`Checked`)
     def test_every_rank_counts(comm): ...
@@ -78,7 +78,7 @@ class Groups:
             groups += [
                 pytest.param(
                     Group("mpi", n, **mpi.kwargs),
-                    marks=[*marks, pytest.mark.long] if n == 3 and 2 in wanted else marks,
+                    marks=[*marks, *[pytest.mark.long] * (n == 4 or (n == 3 and 2 in wanted))],
                 )
                 for n in present
             ]

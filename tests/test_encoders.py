@@ -107,7 +107,7 @@ def train(
     return trainer.losses, model.state()
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(
     ("axes", "how"),

@@ -55,7 +55,8 @@ def test_a_mesh_of_three_axes_trains(size, lesson, capsys):
     assert f"{size} ranks" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3])
 def test_lessons_run_on_processes(size):
     done = mpiexec(size, ["-c", EVERY])
     assert done.returncode == 0, done

@@ -99,7 +99,7 @@ def energies(x: NDArray[np.uint8]) -> NDArray[np.float32]:
     return with_bias((log - log.mean(0)) / (log.std(0) + 1e-3))
 
 
-@each("shape", [(32, 32, 3), (28, 28, 1)])
+@each("shape", [(16, 16, 3), (28, 28, 1)])
 def test_the_energy_of_waves_tells_the_classes_apart_and_pixels_do_not(shape):
     train, test = load_synthetic(shape=shape)
     (x, y), (x_test, y_test) = train.read(np.arange(3000)), test.read(np.arange(1000))

@@ -201,26 +201,29 @@ def test_the_reference_computes_the_sums_of_the_definition(rng, causal):
         np.testing.assert_allclose(own, expected, rtol=1e-12)
 
 
-@each("options", OPTIONS)
-def test_gradients_are_those_of_differences(cpu_backend, rng, options):
+def differences(number: int) -> tuple[dict[str, Any], ...]:
+    """Options, operands, and gradients by differences of the reference."""
     size = (2, 5, 2, 3)
-    options = given(options, size)
-    arrays = operands(rng, size)
+    options, arrays = given(OPTIONS[number], size), operands(np.random.default_rng(number), size)
 
     def forward(qkv: np.ndarray) -> np.ndarray:
         return run(REFERENCE, size[2], {**arrays, "qkv": qkv}, **options)["y"]
 
-    gradient = run(cpu_backend.attention, size[2], arrays, **options)["dqkv"]
-    expected = numeric_gradient(forward, arrays["qkv"], arrays["dy"])
-    np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
+    def of_bias(bias: np.ndarray) -> np.ndarray:
+        return run(REFERENCE, size[2], arrays, **options | {"bias": bias})["y"]
+
+    expected = {"dqkv": numeric_gradient(forward, arrays["qkv"], arrays["dy"])}
     if "bias" in options:
-        gradient = run(cpu_backend.attention, size[2], arrays, **options)["dbias"]
+        expected["dbias"] = numeric_gradient(of_bias, options["bias"], arrays["dy"])
+    return options, arrays, expected
 
-        def of_bias(bias: np.ndarray) -> np.ndarray:
-            return run(REFERENCE, size[2], arrays, **options | {"bias": bias})["y"]
 
-        expected = numeric_gradient(of_bias, options["bias"], arrays["dy"])
-        np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
+@each("number", range(len(OPTIONS)))
+def test_gradients_are_those_of_differences(cpu_backend, once, number):
+    options, arrays, expected = once(differences, number)
+    found = run(cpu_backend.attention, 2, arrays, **options)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-7, atol=1e-8)
 
 
 def test_scores_far_from_zero_neither_overflow_nor_vanish(cpu_backend):

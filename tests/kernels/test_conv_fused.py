@@ -92,7 +92,7 @@ def expected(case: str, dtype: Any) -> tuple[dict[str, Any], Arrays]:
 
 
 @pytest.mark.covering(2)
-@pytest.mark.few(60)
+@pytest.mark.few(30)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sums_agree_with_the_reference(

@@ -115,7 +115,7 @@ LAYERS: dict[str, list[tuple[Any, Any]]] = {
         *((nn.GlobalAvgPool2d(), (3, 5, 4)), (nn.GlobalAvgPool2d(), (1, 1, 2))),
     ],
     "recurrent": [
-        (kind(3, **options), (3, 2))
+        (kind(2, **options), (2, 3))
         for kind in (nn.LSTMLayer, nn.GRULayer)
         for options in (
             {"reverse": True},
@@ -125,7 +125,7 @@ LAYERS: dict[str, list[tuple[Any, Any]]] = {
         )
     ]
     + [
-        (kind(3, **options), [(3, 2), *[(3,)] * kind.carried])
+        (kind(2, **options), [(2, 3), *[(2,)] * kind.carried])
         for kind in (nn.LSTMLayer, nn.GRULayer)
         for options in (
             {"return_sequences": False},

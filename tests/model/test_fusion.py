@@ -51,7 +51,7 @@ def both(name: str, backend: Backend = NUMPY, dtype: str = "float64") -> tuple[M
     return models[0], models[1]
 
 
-@pytest.mark.few(32)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", NETS)
 def test_outputs_and_gradients_are_those_of_the_plain_network(backend, name, training):

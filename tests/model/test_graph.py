@@ -151,7 +151,7 @@ def test_layers_work_in_place_on_arrays_that_nothing_else_reads(net, forward, ba
     assert [layer.name for layer in layers if layer.overwrites_dy] == backward.split()
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("input_gradient", [True, False])

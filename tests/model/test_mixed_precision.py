@@ -114,7 +114,7 @@ def fit(trainer: Trainer, epochs: int = 2) -> list[float]:
     return [logs[name] for logs in history for name in ("loss", "val_loss")]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_reaches_the_loss_of_float32(name, dtype):

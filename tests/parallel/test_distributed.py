@@ -58,7 +58,7 @@ def serial() -> dict[str, tuple]:
     return {name: train(AllReduce(comm), rule()) for name, rule in RULES.items()}
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi
 @pytest.mark.parametrize(

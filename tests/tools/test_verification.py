@@ -63,8 +63,10 @@ def test_verified_training_ends_with_the_bytes_of_plain_training(ranks, options)
     assert run_threads(ranks, verified) == [(one, 8, []) for one in expected]
 
 
-@each("ranks", [2, 3, 4])
-@each(("kind", "call"), [("product", 0), ("product", 5), ("output", 2), ("message", 0)])
+@each(
+    ("ranks", "kind", "call"),
+    [(2, "product", 0), (3, "product", 5), (4, "output", 2), (2, "message", 0), (3, "message", 0)],
+)
 def test_a_bit_that_flips_once_is_found_and_its_step_repeated(ranks, kind, call):
     def disturbed(comm):
         check, flips = Verification(every=1), Flips([Flip(kind, 1, 3, call, element=4, bit=29)])

@@ -407,7 +407,7 @@ def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_ste
         in_stages(2, net, "zb_h1")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("stages", "schedule", "axes"),
     [

@@ -122,7 +122,7 @@ def test_the_reference_backend_agrees_and_without_it_ranks_normalise_by_themselv
     assert abs(result[1][-1]["loss"] - serial[True][1][-1]["loss"]) > 1e-6
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.threads(2)
 @pytest.mark.parametrize(
     ("sync", "options"),

@@ -33,6 +33,7 @@ def check_sums(comm, algorithm, dtypes, lengths, chunk_bytes=1 << 20):
             np.testing.assert_array_equal(x, total(comm, n, dtype))
 
 
+@pytest.mark.few(7)
 @pytest.mark.threads(*range(1, 18))
 def test_every_algorithm_sums_on_1_to_17_threads(comm):
     """Each on some numbers of ranks: that algorithms are right is tested without threads."""
@@ -43,7 +44,7 @@ def test_every_algorithm_sums_on_1_to_17_threads(comm):
             check_sums(comm, algorithm, ["float32"], (300,), chunk_bytes=400)  # 3 chunks of 100
 
 
-@pytest.mark.mpi(4)
+@pytest.mark.mpi(3, 4)
 @each("algorithm", SCHEDULES)
 def test_every_algorithm_sums_over_mpi(comm, algorithm):
     check_sums(comm, algorithm, ["float32", ml_dtypes.bfloat16], (1, 53))

@@ -176,7 +176,7 @@ CUT = {
 """The networks of each strategy."""
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_samples_of_a_fit_that_was_interrupted_do_not_count(comm):
     assert len(set(checksum(comm, trainer))) == 1
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.threads(3)
 @pytest.mark.parametrize(("name", "options", "compress"), CASES, ids=str)
 def test_four_fits_are_one_of_four_epochs_and_make_groups_once(comm, name, options, compress):

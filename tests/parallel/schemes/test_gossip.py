@@ -46,7 +46,7 @@ def test_one_peer_graphs_of_a_power_of_2_are_an_exact_average_after_a_round(size
     np.testing.assert_allclose(product, 1 / size, rtol=1e-15)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("graph", GRAPHS)

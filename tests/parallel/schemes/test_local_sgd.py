@@ -69,7 +69,7 @@ def test_a_rank_without_samples_makes_no_update(comm, scheme, rule):
     assert trainer.optimizer.iterations == 10  # schedules go on
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rule", RULES)

@@ -63,7 +63,7 @@ def long_run(scheme: str, options: dict[str, Any], rule: str, ranks: int) -> Dra
     return drawn
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("scheme", "options", "rule"), CASES)
 def test_200_steps_are_those_of_the_method_in_numpy(scheme, options, rule, ranks):

@@ -22,7 +22,7 @@ def test_rules_that_need_whole_parameters_get_them(comm):
     assert loads.max() - loads.min() <= largest
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 3, 5)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def delayed_serially(delay: int, *, momentum: float = 0.0) -> Weights:
     return simulate(1, 3, step)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("rule", RULES)
 def test_without_delay_it_is_serial_training(comm, rule):

@@ -159,7 +159,7 @@ def test_200_steps_are_those_of_the_method_in_numpy(step, options, ranks):
         assert logs[-1]["loss"] == pytest.approx(history[-1]["loss"], rel=1e-12)
 
 
-@each(("step", "options"), [c for c in CASES if c[0].__name__ in METHODS["scheme"]])
+@each(("step", "options"), {c[0]: c for c in CASES if c[0].__name__ in METHODS["scheme"]}.values())
 def test_check_scheme_compares_each_step_with_the_reference(step, options):
     method = partial(METHODS["scheme"][step.__name__], **options)
     rest: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False, "ranks": [4]}

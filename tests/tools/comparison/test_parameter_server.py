@@ -36,7 +36,7 @@ def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm):
     assert exchange.comm.traffic.messages - before == pushes + pulls
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(

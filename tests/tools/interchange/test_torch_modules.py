@@ -329,9 +329,7 @@ def test_a_mask_of_keys_that_is_an_input_is_the_lengths_of_sequences():
         from_torch(both.double(), (x, torch.randint(3, (3, 5))))
 
 
-@each("first", [True, False])
-@each("both", [True, False])
-@each("kind", [nn.LSTM, nn.GRU])
+@each(("kind", "both", "first"), [(nn.LSTM, True, False), (nn.GRU, False, True)])
 def test_states_of_recurrent_layers_are_inputs_and_outputs(kind, both, first):
     torch.manual_seed(0)
     module = kind(4, 3, 2, bidirectional=both, batch_first=first).double()

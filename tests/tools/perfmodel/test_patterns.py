@@ -22,7 +22,7 @@ def seconds(name: str, nbytes: int, groups: AxisGroups, wires: Wires = WIRES) ->
 
 
 @each("name", SCHEDULES)
-@each(("ranks", "per_host"), [(2, 1), (7, 1), (16, 1), (5, 5), (4, 2), (6, 4), (7, 3), (16, 4)])
+@each(("ranks", "per_host"), [(2, 1), (7, 1), (5, 5), (4, 2), (6, 4), (7, 3), (16, 4)])
 @pytest.mark.parametrize("nbytes", [64, 1 << 20, pytest.param(20 << 20, marks=pytest.mark.long)])
 def test_a_sum_takes_as_long_as_on_virtual_ranks(name, ranks, per_host, nbytes):
     network = Network.create(

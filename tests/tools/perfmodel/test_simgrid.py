@@ -29,7 +29,7 @@ NBYTES = 1 << 20
 
 CASES = [
     *((name, 64) for name in PATTERNS),
-    *(pytest.param(name, 1024, marks=pytest.mark.long) for name in ("halo", "incast")),
+    *(pytest.param(name, 256, marks=pytest.mark.long) for name in ("halo", "incast")),
 ]
 
 
@@ -45,7 +45,7 @@ def simgrid(path: Path, pattern: str, ranks: int = 64) -> float:
     return simulate(PATTERNS[pattern], NBYTES, network(path, ranks))
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("pattern", "ranks"), CASES)
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)

@@ -111,8 +111,8 @@ def test_rails_are_networks_of_their_own():
     assert {*net.route(0, 4).links}.isdisjoint(net.route(1, 5).links)
     assert net.route(0, 5) == net.route(0, 4)  # the sender determines the rail
     assert net.route(0, 1).links == ()
-    single = replace(platform, messages=replace(platform.messages, rails=1)).network(64)
-    assert sum_seconds(across, 10**8, platform.network(64)) < 0.3 * sum_seconds(
+    single = replace(platform, messages=replace(platform.messages, rails=1)).network(16)
+    assert sum_seconds(across, 10**8, platform.network(16)) < 0.3 * sum_seconds(
         across, 10**8, single
     )
 

@@ -104,7 +104,7 @@ def test_masks_are_those_of_seed_epoch_and_sample_for_any_number_of_ranks():
         np.testing.assert_array_equal(masks(epoch, 3), x)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

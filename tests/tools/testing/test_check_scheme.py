@@ -56,10 +56,10 @@ def test_a_scheme_that_promises_less_must_lower_the_loss():
     assert row.difference > 1e-3
     assert row.loss < report.first_loss
     # It can be asked for more than it promises.
-    (row,) = check_scheme(LocalSGD1, ranks=[4], equal_to_serial=True).rows
+    (row,) = check_scheme(LocalSGD1, ranks=[2], equal_to_serial=True).rows
     assert row.difference < 1e-12
     with pytest.raises(AssertionError, match="differs from that of serial training at the end"):
-        check_scheme(LocalSGD, ranks=[4], equal_to_serial=True)
+        check_scheme(LocalSGD, ranks=[2], equal_to_serial=True)
 
 
 OPTIONS_OF = {name for name, options in CASES if options}
@@ -72,12 +72,12 @@ def test_the_library_s_schemes_pass(name):
     options: dict[str, Any] = {"equal_to_serial": False} if name == "stale" else {}
     if name not in OF_ANY_RULE:
         options["optimizer"] = lambda: AdamW(0.02)
-    check_scheme(SCHEMES[name], ranks=[1, 3], **options)
+    check_scheme(SCHEMES[name], ranks=[1, 3 if options else 11], **options)
 
 
 def test_the_report_counts_messages_and_bytes():
-    report = check_scheme(AllReduce, optimizer=lambda: SGD(1e-3))
-    alone, _, three, _ = report.rows
+    report = check_scheme(AllReduce, ranks=[1, 3], optimizer=lambda: SGD(1e-3))
+    alone, three = report.rows
     assert all(row.always_equal and row.difference < 1e-12 for row in report.rows)
     assert report.scheme == "AllReduce"
     assert report.buckets == 4
@@ -87,7 +87,7 @@ def test_the_report_counts_messages_and_bytes():
     assert abs(three.bytes - three.least_bytes) < report.buckets  # each is rounded
     title, _, _, *lines = str(report).splitlines()
     assert title.startswith("AllReduce: 57 parameters in 4 buckets")
-    assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
+    assert [line.split()[0] for line in lines] == ["1", "3"]
 
 
 def test_a_reference_that_differs_is_refused():
@@ -274,7 +274,6 @@ def test_what_cannot_be_checked_is_refused():
     for ranks in ([], [0], [12]):
         with pytest.raises(ValueError, match="ranks must be numbers from 1 to 11"):
             check_scheme(AllReduce, ranks=ranks)
-    assert check_scheme(AllReduce, ranks=[11]).rows[0].difference < 1e-12
     with pytest.raises(TypeError, match="must make a GradientExchange, got 3; inherit from it"):
         check_scheme(lambda comm: 3)  # type: ignore[arg-type,return-value]
 
@@ -282,7 +281,7 @@ def test_what_cannot_be_checked_is_refused():
 @each(
     ("arguments", "status", "words"),
     [
-        ([f"{__file__}:Plain", "--ranks=2,3"], 0, r"^Plain: 57 parameters(.|\n)*\n +2 .*\n +3 "),
+        ([f"{__file__}:Plain", "--ranks=1,2"], 0, r"^Plain: 57 parameters(.|\n)*\n +1 .*\n +2 "),
         (["allreduce", '--scheme-options={"overlap": false}', "--equal-to-serial"], 0, "AllRed"),
         ([f"{__file__}:DividesBySize"], 1, "DividesBySize on 2 ranks: the parameter "),
         (["allreduse"], 1, r"^unknown scheme 'allreduse'; did you mean 'allreduce'\?$"),

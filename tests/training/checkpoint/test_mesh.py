@@ -102,7 +102,7 @@ def test_a_run_continues_on_any_mesh(before, after, scheme, tmp_path):
         assert_same(run, expected)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("axes", "scheme", "file_bytes"),
     [

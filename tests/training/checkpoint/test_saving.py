@@ -227,7 +227,7 @@ def disturbed(
     assert len(list(directory.iterdir())) == 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_wherever_writing_ends_the_old_checkpoint_or_the_new_is_there(case, ranks, tmp_path):

@@ -129,6 +129,7 @@ def test_a_job_that_cannot_begin_is_one_sentence(monkeypatch, capsys):
     assert (command.main([]), capsys.readouterr().err) == (1, "calibrate: no MPI\n")
 
 
+@pytest.mark.long
 def test_ranks_of_a_job_measure_messages_between_them(tmp_path, mpiexec):
     path = tmp_path / "x.yaml"
     command = ["-m", "pydtnn", "calibrate", f"--output={path}", "--threads=1", "--allow-noise"]

@@ -58,9 +58,7 @@ CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2
 """Stages per rank of each schedule."""
 
 
-@pytest.mark.parametrize(
-    "ranks", [4, 8, pytest.param(16, marks=[pytest.mark.long, pytest.mark.matrix])]
-)
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_bubbles_are_those_of_the_formulas(ranks):
     forward, half = SECONDS["forward"], SECONDS["backward"] / 2
     micro_batches, stage = 3 * ranks, forward + 2 * half

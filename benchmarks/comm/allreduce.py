@@ -29,7 +29,7 @@ from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import create_allreduce
-from pydtnn.tools.perfmodel.network import Network
+from pydtnn.tools.perfmodel.calibration import calibrate
 from pydtnn.tools.perfmodel.virtual import sum_seconds
 
 TYPES = ("float32", "float64", "float16", "bfloat16")
@@ -102,7 +102,7 @@ def main() -> None:
         f"{'bytes':>10} {'algorithm':20}{'median us':>10}{'min us':>10}{'/ vendor':>9}"
         f"{'predicted':>11}{'/ median':>9}"
     )
-    network = Network.measure(comm)
+    network = calibrate(comm, rates=False).platform.network(comm.size)
     calls = candidates(comm, args.algorithms, dtype)
     for nbytes in map(int, args.bytes):
         array = np.empty(nbytes // dtype.itemsize, dtype)

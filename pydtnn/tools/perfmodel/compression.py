@@ -7,10 +7,11 @@ memory bandwidth of the platform.
 
 from __future__ import annotations
 
-import time
+import timeit
 import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,15 +111,12 @@ def _measure(compressor: Compressor) -> Compression:
     x = np.random.default_rng(0).standard_normal(SAMPLE).astype("float32")
     out = np.zeros_like(x)
     context = Context(0, 0, 0, 0, (SAMPLE,), ((SIDE, SAMPLE // SIDE),))
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        parts = compressor.compress(x, context)
-        middle = time.perf_counter()
-        compressor.restore(parts, out, context)
-        end = time.perf_counter()
-        times.append((middle - start, end - middle))
-    compress, restore = (min(each) / SAMPLE for each in zip(*times, strict=True))
+    parts = compressor.compress(x, context)
+    calls = partial(compressor.compress, x), partial(compressor.restore, parts, out)
+    compress, restore = (
+        min(timeit.repeat(partial(call, context), repeat=REPEATS, number=1)) / SAMPLE
+        for call in calls
+    )
     ratio = sum(part.nbytes for part in parts) / x.nbytes
     feedback = restore if compressor.feedback else 0.0  # to compute the error
     summed = compressor.adds or compressor.served

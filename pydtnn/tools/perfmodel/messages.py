@@ -126,14 +126,11 @@ class MessageCosts:
         if groups.ranks == 1:
             return ()
         rounds, sent = library_terms(kind, groups.ranks)
-        work, rows = 0.0, rows_of("around", groups, self.wires)
-        if groups.hosts > 1:  # messages inside hosts are not the slowest
-            latency, transfer = max(row.latency for row in rows), max(rows[0].alone, rows[0].shared)
-            spare = max(rows[0].alone - rows[0].shared, 0.0)
-        else:
-            latency, transfer = rows[0].local_latency, rows[0].local
-            spare = transfer - rows[0].memory
-        transfer, spare = transfer * nbytes * sent, spare * nbytes * sent
+        near = ("local_latency", "local", "memory") if groups.hosts > 1 else ()
+        left_out = dict.fromkeys(near, 0.0)  # messages inside hosts are not the slowest
+        rows = [row._replace(**left_out) for row in rows_of("around", groups, self.wires)]
+        latency, work = max(row.link(0.0)[0] for row in rows), 0.0
+        _, transfer, spare = rows[0].link(nbytes * sent)
         if kind == "allreduce" and groups.hosts == 1 and rate:  # processors add and copy
             transfer, spare, work = 0.0, 0.0, self.slowdown * nbytes * (1 - 1 / groups.ranks) / rate
         calls = self.processing.call

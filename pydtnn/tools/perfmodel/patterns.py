@@ -1,32 +1,20 @@
 """Patterns of messages, schedules among them, as rounds on the links of a platform.
 
-A pattern is an algorithm of `pydtnn.comm.schedules`: the messages of each rank. Those that depend
-only on earlier ones form a row (`pydtnn.tools.perfmodel.engine.rows`), in which they start
-together: the busiest link, and the longest message, determine its time. All groups along an axis of
-a mesh communicate at the same time, over the cards of hosts and the links of a topology.
+A pattern is an algorithm of `pydtnn.comm.schedules`, or a formula: the messages of each rank. Those
+that depend only on earlier ones form a row (`pydtnn.tools.perfmodel.engine.rows`), in which they
+start together: the busiest link, and the longest message, determine its time. All groups along an
+axis of a mesh communicate at the same time, over the cards of hosts and the links of a topology.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.schedules import SCHEDULES, Algorithm
-from pydtnn.comm.schedules.steps import (
-    ALL,
-    Group,
-    MessageStep,
-    Rounds,
-    doublings,
-    part,
-    receive,
-    send,
-)
-from pydtnn.tools.perfmodel.engine.rows import FORMULAS, MessageRow, messages_by_row
+from pydtnn.tools.perfmodel.engine.rows import MessageRow, messages_by_row
 from pydtnn.tools.perfmodel.overlap import MAX_ROUNDS, Round
 from pydtnn.tools.perfmodel.platform import Link, Platform
 from pydtnn.tools.perfmodel.topology import Topology
@@ -49,58 +37,6 @@ def library_terms(kind: str, ranks: int) -> tuple[int, float]:
     (2, 0.75)
     """
     return (ranks - 1).bit_length(), LIBRARY.get(kind, 0.0) * (ranks - 1) / ranks
-
-
-# -- patterns -------------------------------------------------------------------------------------
-
-
-def neighbours(group: Group) -> Rounds:
-    """Messages to both neighbours in a line of ranks, as those of halos."""
-    near = [k for k in (group.rank - 1, group.rank + 1) if 0 <= k < group.size]
-    yield tuple(MessageStep(peer, ALL, ALL, "copy") for peer in near)
-
-
-def to_next(group: Group) -> Rounds:
-    """A message to the next rank, as those of the stages of a pipeline."""
-    r, p = group.rank, group.size
-    yield (
-        *(send(k, ALL) for k in (r + 1,) if k < p),
-        *(receive(k, ALL) for k in (r - 1,) if k >= 0),
-    )
-
-
-def to_all(group: Group) -> Rounds:
-    """A message to each other rank, of a part of the array."""
-    r, p = group.rank, group.size
-    others = [k for k in range(p) if k != r]
-    yield (*(send(k, part(k, p)) for k in others), *(receive(k, part(r, p)) for k in others))
-
-
-def around(group: Group) -> Rounds:
-    """Messages around a ring and at the distances of a tree, whose latencies a library has."""
-    r, p = group.rank, group.size
-    for distance in doublings(p):
-        yield send((r + distance) % p, ALL), receive((r - distance) % p, ALL)
-
-
-def _to_all_rows(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
-    p = len(hosts)
-    senders, receivers = np.nonzero(~np.eye(p, dtype=bool))
-    yield MessageRow(senders, receivers, np.full(p * (p - 1), 1 / p), np.zeros(p * (p - 1)))
-
-
-def _around_rows(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
-    everyone, whole = np.arange(len(hosts)), np.ones(len(hosts))
-    for distance in doublings(len(hosts)):
-        yield MessageRow(everyone, np.roll(everyone, -distance), whole, 0 * whole)
-
-
-FORMULAS.update({to_all: _to_all_rows, around: _around_rows})
-
-OWN: tuple[Algorithm, ...] = (neighbours, to_next, to_all, around)
-
-PATTERNS: dict[str, Algorithm] = {**SCHEDULES, **{one.__name__: one for one in OWN}}
-"""Patterns of messages by name."""
 
 
 # -- places ---------------------------------------------------------------------------------------
@@ -287,13 +223,13 @@ def ring_seconds(kind: str, groups: AxisGroups, wires: Wires, nbytes: float) -> 
 @lru_cache(maxsize=4096)
 def rows_of(pattern: str, groups: AxisGroups, wires: Wires) -> tuple[RoundCosts, ...]:
     """Return the costs of the rows of a pattern, of all groups at the same time."""
-    if pattern == to_all.__name__ and groups.ranks > MANY_RANKS and wires.topology is None:
+    if pattern == "to_all" and groups.ranks > MANY_RANKS and wires.topology is None:
         return (_to_all_row(groups, wires),)
     members = groups.members
     places = members // groups.per_host
     kinds, own = np.unique(places - places[:, :1], axis=0, return_inverse=True)
     layouts = [tuple(np.unique(kind, return_inverse=True)[1].tolist()) for kind in kinds]
-    tables = [messages_by_row(PATTERNS[pattern], layout) for layout in layouts]
+    tables = [messages_by_row(pattern, layout) for layout in layouts]
     known: dict[tuple[int, ...], tuple[RoundCosts, np.ndarray]] = {}
     found = []
     for k in range(max(map(len, tables))):

@@ -122,16 +122,12 @@ class Projector:
             lambda name, options: find_compression(name, dict(options), platform.rank_bandwidth)
         )
 
-    def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
-        """Return a projector for another platform, with the same outlines."""
-        other = Projector(self.work, platform, costs, self.backend)
+    def on(self, platform: Platform) -> Projector:
+        """Return a projector for another platform, with the same outlines and the costs there."""
+        other = Projector(self.work, platform, self.costs.on(platform), self.backend)
         other._steps, other._outlines = self._steps, self._outlines
         other._possible = self._possible
         return other
-
-    def on(self, platform: Platform) -> Projector:
-        """Return a projector for another platform, with the same costs there."""
-        return self.with_platform(platform, self.costs.on(platform))
 
     def tables(self, work: Workload, stage: int = 0) -> Tables:
         """Return the outline of a rank, with its costs; computed once.

@@ -1,45 +1,45 @@
-"""Measured networks have all routes, and are the same on all ranks."""
+"""Networks have speeds above 0, and ranks measure the one that they have."""
 
 import pytest
 
-from pydtnn.tools.perfmodel import network as network_module
-from pydtnn.tools.perfmodel.network import LONG, Network, Route
+from pydtnn.tools.perfmodel.calibration import messages
+from pydtnn.tools.perfmodel.calibration.messages import LONG, measure_links
+from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.virtual import run_virtual
 from pydtnn.utils import clock
 from tests.each import each
 from tests.tools.perfmodel.virtual.costs import UniformCosts
 
 
+@each("hosts", ["aabbbcc", "abc", "aaa"])
 @each("emulated", [False, True])
-def test_virtual_ranks_measure_the_network_that_they_have(emulated, monkeypatch):
+def test_virtual_ranks_measure_the_links_that_they_have(hosts, emulated, monkeypatch):
     speeds = {"latency": 1e-3, "bandwidth": 1e8, "local_latency": 1e-4, "local_bandwidth": 1e9}
-    own = Network.create("aabbbcc", **speeds, memory=4e9, add=1e-9)
-    monkeypatch.setattr(network_module, "machine", lambda: 0 if emulated else clock.virtual()._rank)
-    first, *others = run_virtual(Network.measure, network=own, costs=UniformCosts()).results
-    assert others == [first] * 6
-    assert first.hosts == (0, 0, 2, 2, 2, 5, 5)
-    assert {*first.routes} == {(a, b) for a in (0, 2, 5) for b in (0, 2, 5)}
-    for (here, there), route in first.routes.items():
-        expected = own.route(here, here + 1 if here == there else there)
-        assert route[:2] == pytest.approx(expected[:2], rel=1e-3)
-    assert len(first.links) == 9
-    inside = {"inside 0": 2, "inside 2": 3, "inside 5": 2}  # ranks that write at the same time
-    for link, capacity in first.links.items():
-        latency, bandwidth = (1e-4, inside[link] * 1e9) if link in inside else (1e-3, 1e8)
-        ranks = inside.get(link, 2)
-        rate = ranks * LONG / (latency + ranks * LONG / bandwidth)
-        expected = 1e8 if emulated and link not in inside else rate
-        assert capacity == pytest.approx(expected, rel=1e-3)
+    own = Network.create(hosts, **speeds, memory=4e9, add=1e-9)
+    monkeypatch.setattr(messages, "machine", lambda: 0 if emulated else clock.virtual()._rank)
+    first, *others = run_virtual(measure_links, network=own, costs=UniformCosts()).results
+    assert others == [first] * (len(hosts) - 1)
+    inside, between = first
+    assert (inside is None, between is None) == (hosts == "abc", hosts == "aaa")
+    ranks = sorted(map(hosts.count, {*hosts}))  # that write at the same time
+    if inside is not None:
+        rate = ranks[len(ranks) // 2] * LONG / (1e-4 + LONG / 1e9)
+        assert vars(inside) == pytest.approx(
+            {"latency": 1e-4, "bandwidth": 1e9, "shared": rate}, rel=1e-3
+        )
+    if between is not None:
+        rate = 1e8 if emulated else ranks[0] * LONG / (1e-3 + ranks[0] * LONG / 1e8)
+        assert vars(between) == pytest.approx(
+            {"latency": 1e-3, "bandwidth": 1e8, "shared": rate}, rel=1e-3
+        )
 
 
 @pytest.mark.mpi(2)
-def test_the_ranks_of_a_job_measure_their_network(comm):
-    network = Network.measure(comm)
-    assert network == comm.gather_object(network)[0]
+def test_the_ranks_of_a_job_measure_their_links(comm):
+    links = measure_links(comm)
+    assert links == comm.gather_object(links)[0]
 
 
-def test_a_network_without_bandwidths_or_links_is_refused():
-    with pytest.raises(ValueError, match="bandwidth above 0"):
+def test_a_network_without_bandwidths_is_refused():
+    with pytest.raises(ValueError, match="bandwidth must be .*above 0"):
         Network.create("ab", latency=1e-5, bandwidth=0.0)
-    with pytest.raises(ValueError, match="uses the link 'wire'"):
-        Network(("a", "b"), {("a", "b"): Route(0.0, 1.0, ("wire",))}, {})

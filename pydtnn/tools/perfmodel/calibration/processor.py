@@ -17,7 +17,7 @@ from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.comm.waiting import MIN_SLEEP_S, sleeps
 from pydtnn.tools.perfmodel.calibration.sample import sample
 from pydtnn.tools.perfmodel.engine.processor import Processor
-from pydtnn.tools.perfmodel.network import Network
+from pydtnn.tools.perfmodel.platform import Link
 from pydtnn.utils.request import Request
 
 LENGTH = 1 << 18
@@ -46,7 +46,7 @@ CACHE = 4 << 20
 """Bytes that are written before each repetition: calls of a training step find cold caches."""
 
 
-def measure_copy(comm: Communicator, network: Network) -> float:
+def measure_copy(comm: Communicator, link: Link) -> float:
     """Measure the processor's time for a byte that is sent or received, in s/B. Collective.
 
     Over sockets, the processors of both ranks copy the bytes, and the system's network code runs on
@@ -59,8 +59,8 @@ def measure_copy(comm: Communicator, network: Network) -> float:
     ----------
     comm : Communicator
         With ranks on several hosts.
-    network : Network
-        Of the job: the computation has to take longer than the message.
+    link : Link
+        Between hosts: the computation has to take longer than the message.
     """
     shift = sum(host == comm.hosts[0] for host in comm.hosts)  # to another host
     to, source = (comm.rank + shift) % comm.size, (comm.rank - shift) % comm.size
@@ -77,7 +77,7 @@ def measure_copy(comm: Communicator, network: Network) -> float:
         return time.thread_time() - begin
 
     compute(1)
-    rounds = 1.5 * 2 * _duration(comm, network, LENGTH) / compute(1)
+    rounds = 1.5 * 2 * _duration(comm, link, LENGTH) / compute(1)
 
     times: dict[int, list[float]] = {64: [], LENGTH: []}
     for _ in range(COPIES):
@@ -93,7 +93,7 @@ def measure_copy(comm: Communicator, network: Network) -> float:
     return max(long - short, 0.0) / (2 * (LENGTH - 64))
 
 
-def measure_eager(comm: Communicator, network: Network) -> float:
+def measure_eager(comm: Communicator, link: Link) -> float:
     """Find the longest message that arrives while its ranks make no calls, in B. Collective.
 
     The first rank sends to the first one of another host. Both sleep for several times as long as
@@ -103,8 +103,8 @@ def measure_eager(comm: Communicator, network: Network) -> float:
     ----------
     comm : Communicator
         With ranks on several hosts.
-    network : Network
-        Of the job.
+    link : Link
+        Between hosts.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def measure_eager(comm: Communicator, network: Network) -> float:
     """
     peer = next(r for r in range(comm.size) if comm.hosts[r] != comm.hosts[0])
     for shorter, nbytes in pairwise((LENGTHS[0], *LENGTHS)):
-        alone = _duration(comm, network, nbytes)
+        alone = _duration(comm, link, nbytes)
         waited = median(_waited(comm, peer, nbytes, 3 * alone + PAUSE) for _ in range(3))
         if max(comm.gather_object(waited)) > 0.5 * alone + 1e-4:
             return float(shorter)
@@ -133,24 +133,20 @@ def _waited(comm: Communicator, peer: int, nbytes: int, pause: float) -> float:
     return time.perf_counter() - begin if comm.rank == peer else 0.0
 
 
-def _duration(comm: Communicator, network: Network, nbytes: int) -> float:
+def _duration(comm: Communicator, link: Link, nbytes: int) -> float:
     """Return about how long a message takes if all ranks of a host send at the same time, in s."""
-    first = comm.hosts[0]
-    peer = next(host for host in comm.hosts if host != first)
-    route = network.routes[first, peer]
-    ranks = sum(host == first for host in comm.hosts)
-    capacity = min((network.links.get(link, inf) for link in route.links), default=inf)
-    return route.latency + nbytes * max(1 / route.bandwidth, ranks / capacity)
+    ranks = comm.hosts.count(comm.hosts[0])
+    return link.latency + nbytes * max(1 / link.bandwidth, ranks / (link.shared or link.bandwidth))
 
 
-def measure_processor(comm: Communicator, network: Network) -> Processor:
+def measure_processor(comm: Communicator, link: Link | None) -> Processor:
     """Measure the processor of the ranks of a job. Collective: all ranks call it.
 
     Parameters
     ----------
     comm : Communicator
-    network : Network
-        Of the job.
+    link : Link or None
+        Between hosts; None if there is one.
 
     Returns
     -------
@@ -179,8 +175,8 @@ def measure_processor(comm: Communicator, network: Network) -> Processor:
     add /= beside * max(1 - 1 / host.size, 0.5)
     host.free()
     eager, copy = inf, 0.0
-    if len({*comm.hosts}) > 1:
-        eager, copy = measure_eager(comm, network), measure_copy(comm, network)
+    if link is not None:
+        eager, copy = measure_eager(comm, link), measure_copy(comm, link)
     test = 0.0 if wake is None else _measure_test(comm)
     found = comm.gather_object((exchanged / 2, add, copy, test))
     call, add, copy, test = (median(values) for values in zip(*found, strict=True))

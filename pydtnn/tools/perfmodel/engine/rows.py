@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.schedules import Algorithm, find, rounds
-from pydtnn.comm.schedules.algorithms import hierarchical
+from pydtnn.comm.schedules import find, rounds
 from pydtnn.comm.schedules.steps import Group, doublings, power_of_two
 from pydtnn.tools.schedules.timeline import timeline
 
@@ -35,14 +34,12 @@ class MessageRow(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def messages_by_row(
-    algorithm: str | Algorithm, hosts: tuple[Hashable, ...]
-) -> tuple[MessageRow, ...]:
-    """Return the messages of each row, of algorithms in `FORMULAS` by these; equal ones are one."""
-    ranks, algorithm = len(hosts), find(algorithm)
-    if algorithm in FORMULAS:
-        return (*_in_rows(FORMULAS[algorithm](hosts), ranks),)
-    found: dict[int, list[tuple[int, int, float, float]]] = {}
+def messages_by_row(pattern: str, hosts: tuple[Hashable, ...]) -> tuple[MessageRow, ...]:
+    """Return the messages of each row, of patterns in `FORMULAS` by these; equal ones are one."""
+    ranks = len(hosts)
+    if pattern in FORMULAS:
+        return (*_in_rows(FORMULAS[pattern](hosts), ranks),)
+    algorithm, found = find(pattern), dict[int, list[tuple[int, int, float, float]]]()
     for message in timeline([rounds(algorithm, rank, hosts) for rank in range(ranks)]).messages:
         length = float(message.part.stop - message.part.start)
         added = length if message.op == "sum" else 0.0
@@ -86,10 +83,42 @@ def _hierarchical(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
     yield MessageRow(ends[1], ends[0], share, 0.0 * share)
 
 
-FORMULAS: dict[Algorithm, Callable[[Sequence[Hashable]], Iterator[MessageRow]]] = {
-    hierarchical: _hierarchical
+def _neighbours(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """Messages to both neighbours in a line of ranks, as those of halos."""
+    first, whole = np.arange(len(hosts) - 1), np.ones(2 * len(hosts) - 2)
+    ends = np.append(first, first + 1), np.append(first + 1, first)
+    yield MessageRow(*ends, whole, 0 * whole)
+
+
+def _to_next(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """A message to the next rank, as those of the stages of a pipeline."""
+    first, whole = np.arange(len(hosts) - 1), np.ones(len(hosts) - 1)
+    yield MessageRow(first, first + 1, whole, 0 * whole)
+
+
+def _to_all(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """A message to each other rank, of a part of the array."""
+    senders, receivers = np.nonzero(~np.eye(len(hosts), dtype=bool))
+    share = np.full(len(senders), 1 / len(hosts))
+    yield MessageRow(senders, receivers, share, 0 * share)
+
+
+def _around(hosts: Sequence[Hashable]) -> Iterator[MessageRow]:
+    """Messages around a ring and at the distances of a tree, whose latencies a library has."""
+    everyone, whole = np.arange(len(hosts)), np.ones(len(hosts))
+    for distance in doublings(len(hosts)):
+        yield MessageRow(everyone, np.roll(everyone, -distance), whole, 0 * whole)
+
+
+FORMULAS: dict[str, Callable[[Sequence[Hashable]], Iterator[MessageRow]]] = {
+    "hierarchical": _hierarchical,
+    "neighbours": _neighbours,
+    "to_next": _to_next,
+    "to_all": _to_all,
+    "around": _around,
 }
-"""Functions that yield the rounds of all ranks of an algorithm."""
+"""Functions that yield the rounds of all ranks of a pattern: a schedule with many messages, or one
+that is none."""
 
 
 def _in_rows(rounds: Iterable[MessageRow], ranks: int) -> Iterator[MessageRow]:

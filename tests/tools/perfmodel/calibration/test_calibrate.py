@@ -16,13 +16,12 @@ from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.model import Model
 from pydtnn.tools.perfmodel.calibration import __main__ as command
-from pydtnn.tools.perfmodel.calibration import machine, rates
+from pydtnn.tools.perfmodel.calibration import machine, messages, rates
 from pydtnn.tools.perfmodel.calibration.calibrate import Calibration, calibrate
 from pydtnn.tools.perfmodel.calibration.messages import measure_messages
 from pydtnn.tools.perfmodel.calibration.sample import Sample
 from pydtnn.tools.perfmodel.compute.classes import classify
 from pydtnn.tools.perfmodel.entries import KernelClass
-from pydtnn.tools.perfmodel.network import Network
 from pydtnn.tools.perfmodel.platform import Platform
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
@@ -60,8 +59,7 @@ def test_a_measured_platform_is_complete_and_that_of_all_ranks(measured, tmp_pat
 
 def test_what_one_host_cannot_measure_is_named_in_the_file(measured, tmp_path, monkeypatch):
     assert measured[0].assumed == ("messages.between",)
-    network = replace(Network.measure(Serial()), add=2**-30)
-    monkeypatch.setattr(Network, "measure", lambda comm: network)
+    monkeypatch.setattr(messages, "measure_addition", lambda comm: 2**-30)
     found, missing = measure_messages(Serial(), Platform.load("laptop").messages)
     assert found.add == 2**30
     assert missing == ["messages.inside", "messages.between", "messages.call"]

@@ -9,7 +9,7 @@ from pydtnn.comm.waiting import number_of_tests
 from pydtnn.tools.perfmodel.calibration import processor
 from pydtnn.tools.perfmodel.calibration.processor import measure_processor
 from pydtnn.tools.perfmodel.network import Network
-from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.platform import Link, Platform
 from pydtnn.tools.perfmodel.virtual import Processor, run_virtual
 from pydtnn.utils import clock
 from tests.each import each
@@ -70,7 +70,8 @@ def test_virtual_ranks_measure_the_processor_that_they_have(hosts, own, cores, m
     monkeypatch.setattr(processor.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(processor.np, "matmul", lambda x, y, out: spend(1e-4))
     costs = UniformCosts()
-    found = run_virtual(measure_processor, network, network=network, costs=costs, processor=own)
+    link = Link(1e-3, 1e8)
+    found = run_virtual(measure_processor, link, network=network, costs=costs, processor=own)
     one, *others = found.results
     assert others == [one] * (len(hosts) - 1)
     # a message of an element in a ring, whose end is noticed late, or of 64 B, which are copied

@@ -79,7 +79,8 @@ def test_who_waits_for_two_messages_goes_on_when_both_are_there():
 
 def test_a_pair_of_hosts_may_be_slower_than_their_cards():
     network = uniform("ab", add=0.0)
-    slow = {pair: route._replace(bandwidth=BANDWIDTH / 4) for pair, route in network.routes.items()}
+    pairs = ("a", "b"), ("b", "a")
+    slow = {pair: network.routes[pair]._replace(bandwidth=BANDWIDTH / 4) for pair in pairs}
     network = Network(network.hosts, slow, network.links)
     expected = LATENCY + 4 * N / BANDWIDTH
     assert sum_seconds("recursive_doubling", N, network) == pytest.approx(expected, rel=EXACT)

@@ -143,8 +143,7 @@ def temporary_memory(name: str | Callable[..., Any], options: Mapping[str, Any])
     bucket.grads[...] = np.random.default_rng(0).standard_normal(bucket.grads.shape)
     sums.start(bucket).wait()
     traced = tracemalloc.is_tracing()
-    if not traced:
-        tracemalloc.start()
+    tracemalloc.start()  # unless it has begun
     try:
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()

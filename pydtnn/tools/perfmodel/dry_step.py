@@ -183,10 +183,12 @@ class DryStep:
             for sides in ((stage.receives, stage.sends) for stage in stages)
         )
         self.backend.trim()
+        now = self._flat[-1][0]
+        flat = now["values"] + now["gradients"] + now["copies"]
         memory = outlines.MemoryOutline(
-            **self._flat[-1][0],
+            **now,
             shared=self._shared,
-            peak=line(few[1], many[1]),
+            peak=line(few[1] - flat, many[1] - flat),
             nodes=tuple(map(line, few[2], many[2])),
             scratch=scratch(self.real, self.backend, graph.dtype.itemsize),
         )
@@ -198,14 +200,12 @@ class DryStep:
                 ready.setdefault(node, []).append(outlines.BucketReady(number))
             events = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
             after = tuple[Event, ...](chain.from_iterable(events))
-            own = replace(memory, **sizes)
-            peak = memory.peak.fixed + own.flat - memory.flat, memory.peak.per_sample
             found.append(
                 outlines.Outline(
                     forward=forward,
                     backward=after,
                     buckets=tuple(bucket for _, bucket in buckets),
-                    memory=replace(own, peak=Affine(*peak)),
+                    memory=replace(memory, **sizes),
                     transfers=transfers,
                     reads=reads,
                     parts={n.name: i for i, own in enumerate(graph.parts) for n in own.layers},

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from pydtnn.tools.perfmodel.entries import check
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
-from pydtnn.utils.names import unknown
 from pydtnn.utils.units import format_quantity, parse_quantity
 from pydtnn.utils.validate import check_float, check_int
 
@@ -173,9 +172,7 @@ def read(kind: type[T], content: object, who: str, key: str = "") -> T:
     declared: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     values = {}
     for name, value in _mapping(content, f"{who}: {key}" if key else who).items():
-        if name not in declared:
-            known = [_join(key, one) for one in declared]
-            raise ValueError(f"{who}: {unknown('entry', _join(key, name), known)}")
+        check(who, "entry", _join(key, name), [_join(key, one) for one in declared])
         values[name] = declared[name].metadata["read"](value, who, _join(key, name))
     for name, f in declared.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:

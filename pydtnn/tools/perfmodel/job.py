@@ -11,6 +11,7 @@ import gc
 import hashlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -80,11 +81,12 @@ def platform_of(
         return known
     flops = max(_flops(work, backend), 1)
     samples = max(1, min(batch, int(MAX_FLOPS / MIN_REPEATS / flops)))
+    measured = _with_fixed_parameters(replace(alone, batch=samples))
     calibration = calibrate(
         comm,
         name="this job",
         backend=backend,
-        networks=training("training steps", _with_fixed_parameters(replace(alone, batch=samples))),
+        networks=partial(training, "training steps", measured),
         repeats=_repeats(samples * flops),
         rates=rates,
     )

@@ -65,7 +65,6 @@ class MessageCosts:
         if stages > 1 and len(placement(schedule, stages).paths) > 1:  # with the same stages
             axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
         self.groups = {axis: AxisGroups(*own, per_host, work.ranks) for axis, own in axes.items()}
-        self.sum = lru_cache(maxsize=None)(self._sum)
 
     def at(self, axis: str, place: int) -> MessageCosts:
         """Return those of ranks at a place along an axis: their groups do not wait for others."""
@@ -75,7 +74,6 @@ class MessageCosts:
             name: groups if name in along else groups._replace(stage=stage)
             for name, groups in self.groups.items()
         }
-        own.sum = lru_cache(maxsize=None)(own._sum)
         return own
 
     def _rounds(
@@ -112,8 +110,8 @@ class MessageCosts:
             return ()
         return self.sum(_chosen(groups, min(round(nbytes), MAX_VENDOR_BYTES + 1)), nbytes, axis)
 
-    def _sum(self, name: str, nbytes: float, axis: str) -> tuple[Round, ...]:
-        """Return the rounds of a sum along an axis by an algorithm; `sum` keeps them."""
+    def sum(self, name: str, nbytes: float, axis: str) -> tuple[Round, ...]:
+        """Return the rounds of a sum along an axis by an algorithm."""
         if name == VENDOR:
             return self._library("allreduce", nbytes, axis)
         groups, chunks = self.groups[axis], pieces(round(nbytes))

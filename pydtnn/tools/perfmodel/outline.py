@@ -183,7 +183,7 @@ class MemoryOutline:
     trained : int
         Values that an optimizer updates; a slot has the same size.
     peak : Linear
-        Maximum of all arrays of a pass, the flat arrays included, slots excluded.
+        Maximum of all arrays of a pass besides the flat arrays and slots.
     nodes : tuple of Linear
         Arrays kept by each node between forward and backward, of a stage of a pipeline; without
         stages, one pass is in flight at a time, and there are none.
@@ -199,11 +199,6 @@ class MemoryOutline:
     peak: Affine
     nodes: tuple[Affine, ...]
     scratch: int
-
-    @property
-    def flat(self) -> int:
-        """All flat arrays."""
-        return self.values + self.gradients + self.copies
 
     def kept(self, samples: float) -> float:
         """Return the memory of one pass between its forward and its backward."""
@@ -282,8 +277,7 @@ class Outline:
         nbytes = sum(bucket.nbytes for bucket in added)
         copies = nbytes * own.copies // own.values
         kept = Affine(*(times * each for each in period.kept))
-        arrays = 2 * nbytes + copies
-        peak = Affine(own.peak.fixed + arrays + kept.fixed, own.peak.per_sample + kept.per_sample)
+        peak = Affine(*map(sum, zip(own.peak, kept, strict=True)))
         sizes = {name: getattr(own, name) + nbytes for name in ("values", "gradients", "trained")}
         nodes = (*own.nodes, kept)
         memory = replace(own, copies=own.copies + copies, peak=peak, nodes=nodes, **sizes)

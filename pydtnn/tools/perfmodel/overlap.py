@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-MAX_ROUNDS = 32
-"""Rounds of an operation that are followed one by one; more are merged."""
-
 
 class Round(NamedTuple):
     """A round of a collective.
@@ -54,15 +51,6 @@ class Round(NamedTuple):
         """Time of the round alone, in s."""
         travels = max(self.latency + self.transfer - self.later, 0.0)
         return self.calls + travels + self.processing(travels)
-
-
-def merged(rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """Return at most `MAX_ROUNDS` rounds that take as long in total."""
-    if len(rounds) <= MAX_ROUNDS:
-        return tuple(rounds)
-    size = -(-len(rounds) // MAX_ROUNDS)
-    groups = [rounds[i : i + size] for i in range(0, len(rounds), size)]
-    return tuple(Round(*map(sum, zip(*group, strict=True))) for group in groups)
 
 
 class InTransit:
@@ -151,7 +139,7 @@ class Channel:
 
     def start(self, rounds: Sequence[Round], now: float) -> InFlight:
         """Start an operation."""
-        operation = InFlight(merged(rounds))
+        operation = InFlight(rounds)
         operation.posted = now
         if not operation.done:
             self._active.append(operation)

@@ -15,12 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.tools.perfmodel.engine.rows import MessageRow, messages_by_row
-from pydtnn.tools.perfmodel.overlap import MAX_ROUNDS, Round
+from pydtnn.tools.perfmodel.overlap import Round
 from pydtnn.tools.perfmodel.platform import Link, Platform
 from pydtnn.tools.perfmodel.topology import Topology
 
 MANY_RANKS = 64
 """Ranks of a group up to which all messages between any two of them are followed."""
+
+MAX_ROUNDS = 32
+"""Rounds of a pattern that are followed one by one; more are merged."""
 
 PIECE = 1 << 16
 """Bytes of a message that are copied after the last of them has arrived."""
@@ -70,12 +73,22 @@ class AxisGroups(NamedTuple):
     pair: tuple[int, ...] = ()
 
     @property
+    @lru_cache(maxsize=256)  # noqa: B019  of values that are equal
     def members(self) -> np.ndarray:
         """The ranks of each group, (groups, ranks): of groups on the most hosts, which are last.
 
         With a `pair`, those of all groups.
         """
-        return _members(self)
+        numbers = np.arange(self.total).reshape(-1, self.ranks, self.stride)
+        every = numbers.transpose(0, 2, 1).reshape(-1, self.ranks)
+        if self.pair:
+            return every[:, self.pair]
+        if self.stage:
+            position, stride, ranks = self.stage
+            every = every[every[:, 0] // stride % ranks == position]
+        changes = np.diff(np.sort(every // self.per_host, axis=1), axis=1) > 0
+        spread = changes.sum(axis=1)
+        return every[spread == spread.max()]
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -83,28 +96,10 @@ class AxisGroups(NamedTuple):
         return tuple((self.members[0] // self.per_host).tolist())
 
     @property
+    @lru_cache(maxsize=4096)  # noqa: B019
     def hosts(self) -> int:
         """Number of hosts of one of them."""
-        return _hosts(self)
-
-
-@lru_cache(maxsize=4096)
-def _hosts(groups: AxisGroups) -> int:
-    return len({*groups.places})
-
-
-@lru_cache(maxsize=256)
-def _members(groups: AxisGroups) -> np.ndarray:
-    numbers = np.arange(groups.total).reshape(-1, groups.ranks, groups.stride)
-    every = numbers.transpose(0, 2, 1).reshape(-1, groups.ranks)
-    if groups.pair:
-        return every[:, groups.pair]
-    if groups.stage:
-        position, stride, ranks = groups.stage
-        every = every[every[:, 0] // stride % ranks == position]
-    changes = np.diff(np.sort(every // groups.per_host, axis=1), axis=1) > 0
-    spread = changes.sum(axis=1)
-    return every[spread == spread.max()]
+        return len({*self.places})
 
 
 class Wires(NamedTuple):

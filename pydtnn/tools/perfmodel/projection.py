@@ -122,12 +122,16 @@ class Projector:
             lambda name, options: find_compression(name, dict(options), platform.rank_bandwidth)
         )
 
-    def on(self, platform: Platform) -> Projector:
-        """Return a projector for another platform, with the same outlines and the costs there."""
-        other = Projector(self.work, platform, self.costs.on(platform), self.backend)
+    def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
+        """Return a projector for another platform, with the same outlines."""
+        other = Projector(self.work, platform, costs, self.backend)
         other._steps, other._outlines = self._steps, self._outlines
         other._possible = self._possible
         return other
+
+    def on(self, platform: Platform) -> Projector:
+        """Return a projector for another platform, with the same costs there."""
+        return self.with_platform(platform, self.costs.on(platform))
 
     def tables(self, work: Workload, stage: int = 0) -> Tables:
         """Return the outline of a rank, with its costs; computed once.
@@ -183,12 +187,10 @@ class Projector:
             self._tables[id(found)] = Tables(found, self.costs, known)
         return self._tables[id(found)]
 
-    def _between(self, work: Workload, axis: str = "data") -> bool:
-        """Return whether the ranks along an axis are on several hosts."""
-        own, per_host = work.axes.get(axis, 1), self.platform.cluster.ranks_per_host
-        if own == 1:
-            return False
-        return AxisGroups(own, work.stride(axis), per_host, work.ranks).hosts > 1
+    def _between(self, work: Workload) -> bool:
+        """Return whether the ranks along "data" are on several hosts."""
+        own, per_host = work.data, self.platform.cluster.ranks_per_host
+        return own > 1 and AxisGroups(own, work.stride("data"), per_host, work.ranks).hosts > 1
 
     def check(self, work: Workload) -> None:
         """Raise ValueError if there is no formula for a value of a field."""
@@ -351,7 +353,7 @@ class Projector:
             gradients=(own.shared if work.uses_up else own.gradients)
             - (sum(others[:-1]) if released and work.accumulation == 1 else 0),
             slots=work.slots * own.trained / work.parts,
-            activations=max(own.peak.at(samples) - own.flat, 0.0) + kept,
+            activations=max(own.peak.at(samples), 0.0) + kept,
             scratch=own.scratch,
             messages=buffers,
             process=PROCESS_BYTES,

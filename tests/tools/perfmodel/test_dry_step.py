@@ -38,9 +38,11 @@ def nbytes(buckets: Iterable[Any]) -> int:
 @each("shape", [{}, {"spatial": 2}, {"filter": 2}, {"channel": 2}])
 def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape):
     own, model = outline(shape), dry_model(shape)
+    memory = own.memory
     for samples in (4, 32):
         peak = forecast_memory(model, samples).peak
-        assert own.memory.peak.at(samples) == pytest.approx(peak, rel=0.01)  # running statistics
+        found = memory.peak.at(samples) + memory.values + memory.gradients + memory.copies
+        assert found == pytest.approx(peak, rel=0.01)  # running statistics
     assert [b.nbytes for b in own.buckets] == [b.grads.nbytes for b in model.buckets]
 
 
@@ -107,7 +109,7 @@ def test_buckets_are_shorter_between_hosts():
         assert ready == [*range(len(own.buckets))]
         memory = own.memory
         assert memory.gradients == nbytes(own.buckets)
-        above.append(memory.peak.at(4) - memory.flat)
+        above.append(memory.peak.at(4))
     assert above[0] == above[1] > 0
 
 

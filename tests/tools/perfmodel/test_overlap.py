@@ -1,6 +1,6 @@
 import pytest
 
-from pydtnn.tools.perfmodel.overlap import MAX_ROUNDS, Channel, Round, merged
+from pydtnn.tools.perfmodel.overlap import Channel, Round
 
 ROUND = Round(latency=1.0, transfer=2.0, work=0.5)
 
@@ -37,9 +37,3 @@ def test_a_short_message_does_not_wait_for_a_long_one():
     short = channel.start([Round(0.0, 1.0, 0.0)], 4.0)
     assert channel.wait(short, 4.0) == 6  # at half the rate
     assert channel.wait(long, 6.0) == 11
-
-
-def test_merged_rounds_take_as_long():
-    rounds = merged([ROUND] * 1000)
-    assert len(rounds) <= MAX_ROUNDS
-    assert sum(map(sum, rounds)) == pytest.approx(3500)

@@ -75,6 +75,14 @@ def test_messages_of_a_host_share_its_memory():
     assert found == pytest.approx(usual + 6 * 2**18 * (4 / 6e9 - 1 / 5e9))
 
 
+def test_rounds_of_many_ranks_are_merged_and_take_as_long():
+    given = "ring", AxisGroups(100, 1, 1, 100), WIRES
+    rounds = patterns.rounds_of(*given, ADD, 1e6)
+    assert len(rounds) <= patterns.MAX_ROUNDS
+    expected = sum(ADD.round(row, 1e6).seconds for row in rows_of(*given))
+    assert sum(one.seconds for one in rounds) == pytest.approx(expected)
+
+
 def test_a_library_has_latencies_of_a_tree_and_the_least_bytes():
     assert library_terms("allreduce", 8) == (3, 2 * 7 / 8)
     assert library_terms("barrier", 5) == (3, 0.0)

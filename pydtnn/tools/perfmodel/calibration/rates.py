@@ -151,16 +151,12 @@ Networks = Callable[[Backend], Iterable[MeasuredModel]]
 """Creates networks for a backend that are measured."""
 
 
-def training(name: str, work: Workload) -> Networks:
-    """Return the training steps of one rank."""
-
-    def create(backend: Backend) -> Iterator[MeasuredModel]:
-        clock = _PassClock()
-        rank = WorkloadRank(work, Serial(), backend=backend, observers=[clock])
-        numbers = accesses(work.slots)
-        yield MeasuredModel(name, rank.trainer.model, work.batch, rank.step, clock, numbers)
-
-    return create
+def training(name: str, work: Workload, backend: Backend) -> Iterator[MeasuredModel]:
+    """Create the training steps of one rank."""
+    clock = _PassClock()
+    rank = WorkloadRank(work, Serial(), backend=backend, observers=[clock])
+    numbers = accesses(work.slots)
+    yield MeasuredModel(name, rank.trainer.model, work.batch, rank.step, clock, numbers)
 
 
 def _passes(
@@ -228,7 +224,7 @@ def measure_rates(
                 entry[1] += max(statistics.median(own) - call, 1e-7)
     if not found.update:  # that of a large matrix, by SGD with momentum
         large = Workload(_matrix, (WIDTH,), classes=WIDTH, batch=1, threads=backend.threads)
-        (network,) = training("update", large)(backend)
+        (network,) = training("update", large, backend)
         *_, updates = _run(network, together, REPEATS, now)
         found.update.append(network.bandwidth(updates))
     return found

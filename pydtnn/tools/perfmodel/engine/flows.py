@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -19,8 +20,8 @@ from pydtnn.tools.perfmodel.network import Network, Pair
 ROUNDING = 0.5
 """Bytes by which a message may be incomplete when it ends."""
 
-MAX_KNOWN_RATES = 300_000
-"""Rates that are kept for repeated use."""
+MAX_KNOWN = 4096
+"""Divisions of links that are kept for repeated use."""
 
 
 def fair_rates(network: Network, messages: Mapping[Pair, int]) -> dict[Pair, float]:
@@ -112,8 +113,7 @@ class Flows:
         self._changed: dict[Pair, None] = {}
         self._ends: list[tuple[float, int, int, Pair]] = []
         self._count = 0
-        self._known: dict[tuple[tuple[Pair, int], ...], dict[Pair, float]] = {}
-        self._known_rates = 0
+        self._rates = lru_cache(MAX_KNOWN)(lambda messages: fair_rates(network, dict(messages)))
         self._now = 0.0
 
     def start(self, now: float, pair: Pair, nbytes: float, name: Any) -> None:
@@ -190,13 +190,7 @@ class Flows:
     def _divide(self, pairs: list[Pair]) -> None:
         pairs.sort(key=lambda pair: self._routes[pair].number)
         key = tuple((pair, len(self._routes[pair].targets)) for pair in pairs)
-        rates = self._known.get(key)
-        if rates is None:
-            self._known_rates += len(key)
-            if self._known_rates > MAX_KNOWN_RATES:
-                self._known.clear()
-                self._known_rates = len(key)
-            rates = self._known[key] = fair_rates(self.network, dict(key))
+        rates = self._rates(key)
         for pair in pairs:
             route = self._routes[pair]
             route.advance(self._now)

@@ -313,6 +313,18 @@ class Oracle:
         """Predict runs; possible ones first, in the order of the time of an epoch."""
         return sort_entries(map(self.entry, found))
 
+    def sweep(
+        self,
+        ranks: Sequence[int],
+        kinds: Sequence[str] = KINDS,
+        variants: Variants | None = None,
+        *,
+        most: int = 1,
+    ) -> dict[int, list[Entry]]:
+        """Rank all strategies for each of several numbers of ranks; see `strategies`."""
+        work = self.projector.work
+        return {n: self.rank(strategies(work, n, kinds, variants, most=most)) for n in ranks}
+
 
 def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
     """Return entries in the order of the time of an epoch, those that are not possible last.

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -155,7 +156,7 @@ def test_rates_are_those_of_the_common_classes_of_each_number_of_channels():
 
 def test_ranks_begin_each_measured_step_together():
     waited: list[int] = []
-    networks = rates.training("steps", small_work(4))
+    networks = partial(rates.training, "steps", small_work(4))
     backend = create_backend("cpu", threads=1)
     found = rates.measure_rates(backend, lambda: waited.append(1), networks, 3, time.perf_counter)
     assert len(waited) == (2 + 30) + (2 + 3)  # of Python, and of the network

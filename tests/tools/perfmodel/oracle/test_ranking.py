@@ -35,7 +35,7 @@ def on(**axes: int) -> Workload:
 
 
 def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector):
-    entries = Oracle(projector).rank(strategies(WORK, 8, ("data", "spatial", "filter"), PLAIN))
+    entries = Oracle(projector).sweep([8], ("data", "spatial", "filter"), PLAIN)[8]
     possible = [entry for entry in entries if entry.possible]
     times = [entry.projection.epoch for entry in possible if entry.projection]
     assert times == pytest.approx(sorted(times), rel=0.011)  # variants come after equal ones
@@ -101,8 +101,7 @@ def test_rows_of_the_output_have_all_terms(projector):
 def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence():
     work = Workload("gpt", (16,), batch=64, samples=1000)
     oracle = Oracle(Projector(work, Platform.load("cpu-1gbit"), PerFlop()))
-    ranked = oracle.rank(strategies(work, 4, variants=PLAIN, most=2))
-    entries = {entry.work.strategy: entry for entry in ranked}
+    entries = {entry.work.strategy: entry for entry in oracle.sweep([4], variants=PLAIN, most=2)[4]}
     for name in ("context 4", "tensor 4", "data 2 x context 2", "tensor 2 x context 2"):
         assert entries[name].possible
     # nothing has maps or experts; the last layer's matrix is tied

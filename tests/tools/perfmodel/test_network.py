@@ -24,14 +24,10 @@ def test_virtual_ranks_measure_the_links_that_they_have(hosts, emulated, monkeyp
     ranks = sorted(map(hosts.count, {*hosts}))  # that write at the same time
     if inside is not None:
         rate = ranks[len(ranks) // 2] * LONG / (1e-4 + LONG / 1e9)
-        assert vars(inside) == pytest.approx(
-            {"latency": 1e-4, "bandwidth": 1e9, "shared": rate}, rel=1e-3
-        )
+        assert [*vars(inside).values()] == pytest.approx([1e-4, 1e9, rate], rel=1e-3)
     if between is not None:
         rate = 1e8 if emulated else ranks[0] * LONG / (1e-3 + ranks[0] * LONG / 1e8)
-        assert vars(between) == pytest.approx(
-            {"latency": 1e-3, "bandwidth": 1e8, "shared": rate}, rel=1e-3
-        )
+        assert [*vars(between).values()] == pytest.approx([1e-3, 1e8, rate], rel=1e-3)
 
 
 @pytest.mark.mpi(2)

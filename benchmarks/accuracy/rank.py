@@ -26,6 +26,7 @@ from pydtnn.tools.perfmodel.compute.measured import measure_job
 from pydtnn.tools.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.tools.perfmodel.job import platform_of
 from pydtnn.tools.perfmodel.platform import Platform
+from pydtnn.tools.perfmodel.prediction import RankPrediction
 from pydtnn.tools.perfmodel.virtual import Processor, SharedCores
 from pydtnn.tools.perfmodel.virtual.steps import STEPS, simulate
 from pydtnn.tools.perfmodel.workload_rank import WorkloadRank, period
@@ -59,6 +60,22 @@ def seconds_of(rank: WorkloadRank, comm: Communicator, steps: int) -> list[float
     return found
 
 
+def predict(
+    workload: Workload,
+    comm: Communicator,
+    platform: Platform,
+    steps: int,
+    cores: SharedCores | None,
+) -> list[RankPrediction]:
+    """Measure the compute of all ranks and predict their steps, on rank 0; nothing on others."""
+    profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
+    if comm.rank:
+        return []
+    costs = [MeasuredCosts(own, varying=True) for own in profile.typical(STEPS).ranks]
+    network, processor = platform.network(comm.size), Processor.of(platform)
+    return simulate(workload, network, costs, processor, cores=cores)
+
+
 def compare(
     workload: Workload, comm: Communicator, platform: Platform, turns: int, steps: int
 ) -> dict[str, Any]:
@@ -79,12 +96,7 @@ def compare(
     kept = platform.messages.wake is None
     cores = SharedCores(number, (0,) * comm.size, kept) if number < comm.size else None
     for _ in range(turns):
-        profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
-        if comm.rank == 0:
-            typical = profile.typical(STEPS)
-            costs = [MeasuredCosts(own, varying=True) for own in typical.ranks]
-            network, processor = platform.network(comm.size), Processor.of(platform)
-            ranks = simulate(workload, network, costs, processor, cores=cores)
+        if ranks := predict(workload, comm, platform, steps, cores):
             predicted.append(max(one.step.seconds for one in ranks))
             communicated.append(ranks[0].step.exposed)
             memory = max(one.memory.total for one in ranks) / MIB

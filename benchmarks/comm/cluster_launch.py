@@ -42,6 +42,9 @@ MPI = {
 ASLEEP = {"PYDTNN_WAIT": "sleep", "OMPI_MCA_mpi_yield_when_idle": "0"}
 """For ranks that sleep while they wait."""
 
+YIELDING = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
+"""For ranks of MPICH, which otherwise poll a thousand times before they yield."""
+
 LAUNCHER = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -136,6 +139,14 @@ class Cluster:
             *self.hosts.enter(0),
             *(str(mpirun()), "--hostfile", str(self._hostfile), "-np", str(self.size)),
             *("--map-by", "slot:oversubscribe", *command),
+        ]
+
+    def hydra(self, launcher: Path, command: Sequence[str]) -> list[str]:
+        """The whole command with MPICH's launcher, for programs that are compiled for it."""
+        return [
+            *(*self.hosts.enter(0), str(launcher), "-launcher-exec", str(self._agent)),
+            *("-hosts", ",".join(self.hosts.addresses), "-ppn", str(self.ranks)),
+            *("-np", str(self.size), *command),
         ]
 
     def environment(self, variables: dict[str, str] | None = None) -> dict[str, str]:

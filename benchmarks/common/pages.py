@@ -21,7 +21,7 @@ _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 <style>body{{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}}
 div{{overflow-x:auto}}table{{border-collapse:collapse}}svg{{max-width:100%;height:auto}}
 td,th{{padding:.2em .5em;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}}
-td:first-child,th:first-child{{text-align:left}}
+td:first-child,th:first-child{{text-align:left}}li{{overflow-wrap:anywhere}}
 pre{{background:#f4f4f2;padding:1em;white-space:pre-wrap}}
 @media(max-width:40em){{td{{min-width:6em}}
 td:first-child,th:first-child{{position:sticky;left:0;background:#fff;min-width:0}}}}</style>

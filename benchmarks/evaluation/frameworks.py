@@ -84,6 +84,7 @@ FRAMEWORKS = {
     "pydtnn": Framework("pydtnn", "ours", mpi=True),
     "pydtnn_twin": Framework("pydtnn, twin", "ours", mpi=True),
     "pydtnn_slower": Framework("pydtnn, 3 % slower", "ours", mpi=True, slower=0.03),
+    "pydtnn_predicted": Framework("pydtnn, predicted", "ours_predicted", mpi=True),
     "torch_ddp": Framework("PyTorch DDP, gloo", "torch_ddp", TORCH, "torch"),
     "torch_fsdp": Framework("PyTorch FSDP2, gloo", "torch_fsdp", TORCH, "torch", one_rank=False),
     "pydtnn_uji": Framework(

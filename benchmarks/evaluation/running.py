@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.comm.cluster_launch import Cluster, mpirun
+from benchmarks.comm.cluster_launch import YIELDING, Cluster, mpirun
 from benchmarks.comm.ranks import default_launcher as launcher
 from benchmarks.common.processes import end
 from benchmarks.evaluation.frameworks import FRAMEWORKS, Framework
@@ -131,7 +131,7 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
         cluster = None
         if plan.link:
             # Ranks that wait leave their core to others: ours sleep, those of other programs yield.
-            ours = cell.framework == "pydtnn"
+            ours = framework.adapter.startswith("ours")
             cluster = stack.enter_context(Cluster(hosts, each, plan.link, asleep=ours))
         addresses = cluster.hosts.addresses if cluster else ["127.0.0.1"]
         job["addresses"] = [addresses[rank // each] for rank in range(cell.ranks)]
@@ -158,13 +158,15 @@ def _commands(
         "WORLD_SIZE": str(job["ranks"]),
         "LD_PRELOAD": job["counter"],
     }
+    beside = Path(command[0]).with_name("mpirun")
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    if framework.compiled and cluster:  # for the MPICH beside it
+        return [(cluster.hydra(beside, command), kept | own | YIELDING)]
     if framework.mpi and cluster:
         library = mpirun().parents[1] / "lib" / "libmpi.so"
         own |= {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(library)}
         return [(cluster.command(command), cluster.environment(own))]
-    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
     if framework.mpi:
-        beside = Path(command[0]).with_name("mpirun")
         words = [str(beside), "-np", "{ranks}"] if beside.exists() else shlex.split(launcher())
         before = [word.format(ranks=job["ranks"]) for word in words]
         return [([*before, *command], kept | own)]

@@ -63,6 +63,10 @@ RULES = {
     "jax": Rule(r"^tf_XLA", r"^all-reduce"),
     "keras": Rule(r"^tf_Compute", r"CollectiveReduce|^Loop$"),
     "tensorflow": Rule(r"^tf_Compute", r"CollectiveReduce|^Loop$"),
+    "horovod": Rule(r"^tf_Compute", "^$"),  # sums are in its timeline
+    "horovod_torch": Rule("", "^$"),
+    "mxnet": Rule(r"^\d", r"^KVStore"),
+    "paddle": Rule(r"\(C\+\+\)$", r"^Global_GradNodeAccumulation"),  # contain sums, without a name
     "pydtnn_uji": Rule("", r"^sum$"),
     "chainermn": Rule("", r"^sum$"),
 }
@@ -71,6 +75,10 @@ RULES = {
 
 IGNORED = re.compile(r"^\$|\(wait for completion\)")
 """Names of events of no interest: lines of Python, and waits for other threads, in JAX."""
+
+
+STEP = r"step(\[|$)"
+"""Name of a step's event; Paddle adds its duration."""
 
 
 class Profile(NamedTuple):
@@ -95,7 +103,7 @@ def read_profile(path: Path, rule: Rule, begun: Sequence[int]) -> Profile:
     events = json.loads(path.read_text())["traceEvents"]
     named = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name"}
     timed = [e for e in events if e.get("ph") == "X" and not IGNORED.search(e["name"])]
-    marks = sorted((e for e in timed if e["name"] == "step"), key=lambda e: e["ts"])
+    marks = sorted((e for e in timed if re.match(STEP, e["name"])), key=lambda e: e["ts"])
     origin = float(np.median([ns - 1e3 * e["ts"] for ns, e in zip(begun, marks, strict=True)]))
 
     def times(chosen: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -108,7 +116,23 @@ def read_profile(path: Path, rule: Rule, begun: Sequence[int]) -> Profile:
         own = {tid for tid, name in named.items() if re.search(rule.threads, name)}
     others = [e for e, it in zip(timed, is_sum, strict=True) if not it and e["tid"] in own]
     sums = times([e for e, it in zip(timed, is_sum, strict=True) if it])
+    if (timeline := path.with_name("timeline.json")).exists():
+        sums = _read_timeline(timeline)
     return Profile(times(marks), times([*_innermost(others)]), sums[np.argsort(sums[:, 0])])
+
+
+def _read_timeline(path: Path) -> np.ndarray:
+    """Read from Horovod's timeline when the sum of each tensor was in progress on all ranks."""
+    first, *events = json.loads(path.read_text())
+    begun: dict[int, int] = {}
+    found = []
+    for event in events:
+        if event.get("name") == "MPI_ALLREDUCE":
+            begun[event["pid"]] = event["ts"]
+        elif event["pid"] in begun:
+            found.append((begun.pop(event["pid"]), event["ts"]))
+    origin = first["args"]["start_time_since_epoch_in_micros"]
+    return 1000 * (origin + np.array(found, "i8").reshape(-1, 2))
 
 
 def _innermost(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -118,7 +142,7 @@ def _innermost(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
         contains = after and after["tid"] == event["tid"]
         if contains and after["ts"] < event["ts"] + event["dur"]:
             continue
-        if event["name"] != "step":
+        if not re.match(STEP, event["name"]):
             yield event
 
 

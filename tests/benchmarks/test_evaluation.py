@@ -242,6 +242,12 @@ def test_a_profile_of_pytorch_becomes_the_states_of_its_ranks(tmp_path):
     bars = Traced(steps, states).picture(200e3)
     assert bars[1].count("<rect") == 3
     assert '<rect x="0" width="150" height="1" fill="#3b6fb6"/>' in bars[1]  # 50 of 200 us
+    event = {"pid": 1, "ts": 60}
+    timeline = [{"args": {"start_time_since_epoch_in_micros": 10**12}}]  # Horovod's
+    timeline += [event | {"name": "MPI_ALLREDUCE"}, event | {"ts": 70}]
+    (tmp_path / "timeline.json").write_text(json.dumps(timeline))
+    read = read_profile(tmp_path / "0.json", RULES["horovod_torch"], [10**15])
+    assert read.sums.tolist() == [[10**15 + 60_000, 10**15 + 70_000]]
 
 
 # -- runs -----------------------------------------------------------------------------------------

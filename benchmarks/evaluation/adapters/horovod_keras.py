@@ -6,11 +6,14 @@ from protocol import Job
 
 job = Job()
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ |= {"HOROVOD_TIMELINE": "DYNAMIC"} if job.traced else {}  # it is started later
 
 import horovod  # noqa: E402
 import horovod.tensorflow as hvd  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from horovod_timeline import trace_of  # noqa: E402
 from keras_network import build, losses_of, sgd_of  # noqa: E402
+from tensorflow_ranks import trace  # noqa: E402
 
 tf.config.threading.set_intra_op_parallelism_threads(job.threads)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -38,6 +41,7 @@ def predict(x):
     return model(tf.constant(x), training=False)
 
 
-job.measure(step, None, f"{horovod.__version__}, TensorFlow {tf.__version__}", None, predict)
+version = f"{horovod.__version__}, TensorFlow {tf.__version__}"
+job.measure(step, None, version, trace_of(hvd, trace), predict)
 hvd.shutdown()
 os._exit(0)

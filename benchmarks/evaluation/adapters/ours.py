@@ -5,6 +5,7 @@ from protocol import Job  # first: it sets the cores of this process
 job = Job()
 
 from contextlib import contextmanager, nullcontext  # noqa: E402
+from itertools import count  # noqa: E402
 
 import numpy as np  # noqa: E402
 
@@ -20,11 +21,9 @@ from pydtnn.tools.tracing.recorder import Recorder  # noqa: E402
 from pydtnn.tools.tracing.writing import Trace  # noqa: E402
 from pydtnn.training.trainer import Trainer  # noqa: E402
 
-names = iter(f"w{i}" for i in range(10000))
 
-
-def build(given):
-    made = []
+def build(given, names=None):
+    made, names = [], names or (f"w{i}" for i in count())
     for kind, *numbers in given:
         if kind == "conv":
             filters, kernel, stride = numbers
@@ -37,8 +36,8 @@ def build(given):
         elif kind == "maxpool":
             made.append(layers.MaxPool2d(numbers[0]))
         elif kind == "residual":
-            body = build(numbers[0])
-            made.append(layers.Residual(body, build(numbers[1]) if numbers[1] else None))
+            body = build(numbers[0], names)
+            made.append(layers.Residual(body, build(numbers[1], names) if numbers[1] else None))
         else:
             kinds = {"relu": layers.ReLU, "gap": layers.GlobalAvgPool2d, "flatten": layers.Flatten}
             made.append(kinds[kind]())
@@ -103,4 +102,9 @@ def predict(x):
     return model.predict(x, check_range=False)
 
 
-job.measure(step, sent, pydtnn.__version__, trace, predict)
+def measure():
+    job.measure(step, sent, pydtnn.__version__, trace, predict)
+
+
+if __name__ == "__main__":
+    measure()

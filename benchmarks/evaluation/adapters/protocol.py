@@ -113,19 +113,21 @@ def trace_sums(path: Path, owner, name: str):
     """Record steps, and the calls of a method of `owner` that sums gradients."""
     events, method = [], getattr(owner, name)
 
-    @contextmanager
-    def timed(what):
-        begin = time.perf_counter_ns()
-        yield
-        events.append((what, "main", begin / 1e3, (time.perf_counter_ns() - begin) / 1e3))
-
     def timed_sum(*given, **named):
-        with timed("sum"):
+        with timed(events, "sum"):
             return method(*given, **named)
 
     setattr(owner, name, timed_sum)
-    yield lambda index: timed("step")
+    yield lambda index: timed(events, "step")
     write_events(path, events)
+
+
+@contextmanager
+def timed(events, what):
+    """Append an event by the machine's clock, see `write_events`."""
+    begin = time.time_ns() / 1e3
+    yield
+    events.append((what, "main", begin, time.time_ns() / 1e3 - begin))
 
 
 def write_events(path: Path, events) -> None:

@@ -22,8 +22,7 @@ from pydtnn import train
 from pydtnn.comm.monitor.supervision import LastStep
 passed = LastStep.passed
 def held(self):
-    while self._begun == 95 and not (self._held or self._last):
-        time.sleep(0.01)
+    while self._begun == 95 and not (self._held or self._last): time.sleep(0.01)
     return passed(self)
 LastStep.passed = held
 sys.exit(train.main())

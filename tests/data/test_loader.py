@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -200,10 +199,8 @@ def test_closing_waits_for_a_batch_that_is_being_read_and_drops_the_others():
     loader.epoch(0)
     wait_for(lambda: data.threads)
     waiting = loader._pool._work_queue.qsize
-    n = waiting()
-    with ThreadPoolExecutor(1) as other:
-        other.submit(lambda: (wait_for(lambda: waiting() < n), data.go_on.set()))
-        loader.close()
+    threading.Thread(target=lambda: (wait_for(lambda: waiting() < 2), data.go_on.set())).start()
+    loader.close()
     assert not ours()
     assert data.reads == [0]
 

@@ -180,29 +180,26 @@ def test_a_signal_is_passed_on_also_after_a_stop_and_its_status_returned(inside)
 @mpi
 def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path):
     options, victim = [*TINY, *EXACT, "--epochs=12", "--output-dir=run", "--quiet"], 1
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    for one in (whole, folder):
-        one.mkdir()
+    (whole := tmp_path / "whole").mkdir()
     done = run(4, [*TRAIN, *options], directory=whole)
     assert done.returncode == 0, done
-    command = [str(mpiexec()), "-n", "3", *script(folder, HELD), *options]
+    command = [str(mpiexec()), "-n", "3", *script(tmp_path, HELD), *options]
     with subprocess.Popen(
         [sys.executable, "-m", "pydtnn", "launch", "--restarts=5", "--", *command],
-        cwd=folder,
+        cwd=tmp_path,
         env={**MPICH, **os.environ},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
     ) as process:
-        wait_for(lambda: len(find_checkpoints(folder / "run")) > 0)
-        os.kill(ranks_of(processes_in(folder))[victim], signal.SIGKILL)
+        wait_for(lambda: len(find_checkpoints(tmp_path / "run")) > 0)
+        os.kill(ranks_of(processes_in(tmp_path))[victim], signal.SIGKILL)
         assert process.stderr is not None
         told = process.stderr.read()
         assert process.wait(300) == 0, told
-    lines = [line for line in told.splitlines() if line.startswith("pydtnn.launch: ")]
-    assert len(lines) == 1, told
+    (line,) = [line for line in told.splitlines() if line.startswith("pydtnn.launch: ")]
     assert f"rank {victim}: terminated unexpectedly" in told
-    assert "restart 1 of 5: the run has ended (status " in lines[0]
-    assert "continuing from run/checkpoint-" in lines[0]
-    ours, theirs = (one / "net.pydtnn" / "weights.safetensors" for one in (folder, whole))
+    assert "restart 1 of 5: the run has ended (status " in line
+    assert "continuing from run/checkpoint-" in line
+    ours, theirs = (one / "net.pydtnn" / "weights.safetensors" for one in (tmp_path, whole))
     assert ours.read_bytes() == theirs.read_bytes()

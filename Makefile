@@ -28,7 +28,7 @@ else
     $(error MPI must be mpich or openmpi, not "$(MPI)")
 endif
 
-EXTRAS := data,plot,report,tensorboard,search,onnx,text,test,dev
+EXTRAS := data,plot,report,tensorboard,search,onnx,text,test
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 TESTED := $(VENV)/tested
@@ -124,7 +124,7 @@ mutants: $(READY)
 size:
 	$(PYTHON) tests/size.py
 
-lint: $(INSTALLED) size
+lint: $(INSTALLED)-lint size
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy pydtnn
@@ -153,7 +153,8 @@ docs: $(QUICK)
 
 setup: $(READY)
 
-# $(call INSTALL,EXTRAS): an environment with what building, running and these extras need.
+# $(call INSTALL,EXTRAS): an environment with what building, running and these extras need. Python compiles the modules
+# that are imported, which are a small part of all that pip would compile.
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 	  "pydtnn needs Python 3.11 or newer, which '$(PYTHON)' is not: name one, as in 'make PYTHON=python3.12'." >&2; exit 1; }
@@ -166,32 +167,37 @@ define INSTALL
 	@test -x $(RUN) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing packages: $(subst $(comma),$(comma) ,$(1))"
 	@packages=$$($(RUN) -c '$(PACKAGES)' $(1)) && \
-	  echo "$$packages" | $(RUN) -m pip install -qq --requirement /dev/stdin
+	  echo "$$packages" | $(RUN) -m pip install -qq --no-compile --requirement /dev/stdin
 endef
 comma := ,
 
-# $(call BUILD,KERNELS): pydtnn installed in place without build isolation, with all kernels or those that PYDTNN_BUILD is
-# set to. Later, a changed kernel is all that is compiled and linked again.
+# $(call BUILD,KERNELS,PACKAGES): pydtnn installed in place without build isolation, with all kernels or those that
+# PYDTNN_BUILD is set to, while other packages are installed. Later, a changed kernel is all that is compiled and linked again.
 define BUILD
 	@touch $@.started  # whatever is edited from now on is built the next time
-	@PYDTNN_BUILD="$(or $(1),all)" $(RUN) setup.py --quiet build_ext --inplace
+	@$(if $(2),$(MAKE) --no-print-directory $(2),:) & \
+	  PYDTNN_BUILD="$(or $(1),all)" $(RUN) setup.py --quiet build_ext --inplace; built=$$?; wait $$! && exit $$built
 	@$(if $(filter-out $(KERNELS),$?),PYDTNN_BUILD="$(or $(1),all)" \
 	  $(RUN) -m pip install -qq --no-deps --no-build-isolation --editable .)
 	@mv $@.started $@
 endef
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): $(INSTALLED)-quick
 	$(call INSTALL,$(WHEEL)$(comma)$(EXTRAS))
-	@touch $@ $(INSTALLED)-quick
+	@touch $@
+
+$(INSTALLED)-lint: $(INSTALLED)
+	$(call INSTALL,dev)
+	@touch $@
 
 # Everything, for all tests and the tools.
-$(READY): $(INSTALLED) setup.py $(KERNELS)
-	$(call BUILD)
+$(READY): $(INSTALLED)-quick setup.py $(KERNELS)
+	$(call BUILD,all,$(INSTALLED))
 	@touch $(TESTED) $(QUICK)
 
 # The kernels of `make test`: those of any CPU, and the widest instruction set here.
-$(TESTED): $(INSTALLED) setup.py $(KERNELS)
-	$(if $(wildcard $(READY)),@$(MAKE) --no-print-directory setup,$(call BUILD,generic native))
+$(TESTED): $(INSTALLED)-quick setup.py $(KERNELS)
+	$(if $(wildcard $(READY)),@$(MAKE) --no-print-directory setup,$(call BUILD,generic native,$(INSTALLED)))
 	@touch $(QUICK)
 
 # As little as training needs: no tools, and the kernels of float32 for the widest instruction set here.

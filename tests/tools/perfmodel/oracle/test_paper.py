@@ -78,7 +78,7 @@ def test_what_a_file_cannot_state_is_refused_in_one_sentence(old, new, words, tm
 @each("name", ["castello", "kahira", "mahon"])
 def test_a_figure_of_a_paper_is_drawn_with_points_of_virtual_ranks(name, tmp_path, capsys):
     text = (PAPERS / f"{name}.yaml").read_text()
-    changed = {"network": "resnet8", "shape": "16,16,3", "virtual": "1"}
+    changed = {"network": "resnet8", "shape": "16,16,3", "virtual": "2"}
     for entry, value in changed.items():
         text = re.sub(rf"^{entry}: \S+", f"{entry}: {value}", text, flags=re.M)
     text = re.sub(r"ranks: \[.*\]", f"ranks: [2, 4{', 12' * (name == 'mahon')}]", text)

@@ -22,14 +22,14 @@ from pydtnn import train
 from pydtnn.comm.monitor.supervision import LastStep
 passed = LastStep.passed
 def held(self):
-    waits = self._begun == 95 and "--resume" not in sys.argv
-    while waits and not (self._held or self._last): time.sleep(0.01)
+    end = time.monotonic() + 300 * (self._begun == 95 and "--resume" not in sys.argv)
+    while time.monotonic() < end and not (self._held or self._last): time.sleep(0.01)
     return passed(self)
 LastStep.passed = held
 sys.exit(train.main())
 """
-"""The same, for 12 epochs, but in one of the last it waits for a signal, however late this is; not a
-run that is resumed."""
+"""The same, for 12 epochs, but in one of the last it waits for a signal, for up to five minutes; a
+run that is resumed does not."""
 
 
 def only_line(told: str) -> str:

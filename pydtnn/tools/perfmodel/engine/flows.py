@@ -20,8 +20,8 @@ from pydtnn.tools.perfmodel.network import Network, Pair
 ROUNDING = 0.5
 """Bytes by which a message may be incomplete when it ends."""
 
-MAX_KNOWN = 4096
-"""Divisions of links that are kept for repeated use."""
+MAX_KNOWN_RATES = 300_000
+"""About as many rates of messages are kept for repeated use."""
 
 
 def fair_rates(network: Network, messages: Mapping[Pair, int]) -> dict[Pair, float]:
@@ -113,7 +113,8 @@ class Flows:
         self._changed: dict[Pair, None] = {}
         self._ends: list[tuple[float, int, int, Pair]] = []
         self._count = 0
-        self._rates = lru_cache(MAX_KNOWN)(lambda messages: fair_rates(network, dict(messages)))
+        kept = lru_cache(MAX_KNOWN_RATES // (1 + len(network.hosts)) + 1)
+        self._rates = kept(lambda messages: fair_rates(network, dict(messages)))
         self._now = 0.0
 
     def start(self, now: float, pair: Pair, nbytes: float, name: Any) -> None:

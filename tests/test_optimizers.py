@@ -409,6 +409,16 @@ def test_sixteen_bits_orthogonalise_to_their_precision(backend):
     assert (abs(np.linalg.svd(to_host(u))[1] - 0.9) < 0.3).all()
 
 
+def test_small_singular_values_are_raised_in_single_precision_as_in_double(backend):
+    rng = np.random.default_rng(0)
+    u, _, v = np.linalg.svd(rng.normal(size=(20, 50)), full_matrices=False)
+    x = u * np.geomspace(1, 1e-6, 20) @ v
+    single, double = backend.asarray(x, "float32"), backend.asarray(x, "float64")
+    for array in (single, double):
+        orthogonalise(backend, array, 5, array.dtype)
+    np.testing.assert_allclose(to_host(single), to_host(double), atol=1e-4)
+
+
 def test_a_group_of_muon_chooses_the_rule_and_its_rate(backend):
     ours, buffer = bound(backend, Muon(LR, adamw_lr_factor=0.5, groups={"a": {"rule": "adamw"}}))
     adamw, twin = bound(backend, AdamW(0.5 * LR, weight_decay=0.1))

@@ -13,8 +13,10 @@ from pydtnn.layers import (
     GlobalAvgPool1d,
     Linear,
     MaxPool2d,
+    Net,
     ReLU,
     Rescale,
+    Residual,
     Sequential,
 )
 from pydtnn.models.images import image_size
@@ -57,14 +59,16 @@ def whitened_cnn(
     input_shape: tuple[int, ...],
     *,
     widths: Sequence[int] = (64, 128, 256),
+    residual: Sequence[int] = (),
     kernel: int = 2,
     scale: float = 1 / 9,
 ) -> Sequential:
     """Wide convolutions of small maps, for the least time to an accuracy on small images.
 
     The first layer whitens patches. Each block has two 3 x 3 convolutions with batch norm, with a
-    maximum over 2 x 2 pixels after the first one, where most operations would be. Logits are
-    multiplied by a small factor, so that the first steps are small in spite of a high rate.
+    maximum over 2 x 2 pixels after the first one, where most operations would be. Residual units of
+    two convolutions can replace the second one. Logits are multiplied by a small factor, so that
+    the first steps are small in spite of a high rate.
 
     Parameters
     ----------
@@ -72,7 +76,10 @@ def whitened_cnn(
     input_shape : tuple of int
         Images ``(H, W, C)`` of at least ``kernel - 1 + 2^len(widths)`` pixels.
     widths : sequence of int
-        Filters of both convolutions of each block.
+        Filters of all convolutions of each block.
+    residual : sequence of int
+        Residual units of each block; a block with none, or without an entry, has a second
+        convolution.
     kernel : int
         Side of the patches. The first layer has two filters of opposite signs for each number of a
         patch; ``--freeze whiten`` keeps its initial weights.
@@ -87,12 +94,16 @@ def whitened_cnn(
     References
     ----------
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, sections 2 and 3, after Page,
-    "How to train your ResNet", 2019. Here activations are ReLU and the first layer knows no images:
-    see `pydtnn.layers.initializers.Whitening`.
+    "How to train your ResNet", 2019, whose last block has a residual unit. Here activations are
+    ReLU and the first layer knows no images: see `pydtnn.layers.initializers.Whitening`.
     """
     check_int("whitened_cnn", "kernel", kernel, at_least=1)
     if not widths:
         raise ValueError(f"whitened_cnn: widths must not be empty, got {widths}")
+    if len(residual) > len(widths):
+        raise ValueError(f"whitened_cnn: residual must not be longer than widths, got {residual}")
+    numbers = [check_int("whitened_cnn", "residual", n, at_least=0) for n in residual]
+    numbers += [0] * (len(widths) - len(numbers))
     least = kernel - 1 + 2 ** len(widths)
     sides = image_size("whitened_cnn", input_shape, at_least=least)
     filters = 2 * kernel**2 * input_shape[-1]
@@ -106,16 +117,27 @@ def whitened_cnn(
                 MaxPool2d(2, name="pool"),
                 BatchNorm(name="bn"),
                 ReLU(name="relu"),
-                unit(own, 3, padding=1, name="unit"),
+                *ending(own, number),
                 name=f"block{i}",
             )
-            for i, own in enumerate(widths, start=1)
+            for i, (own, number) in enumerate(zip(widths, numbers, strict=True), start=1)
         ),
         MaxPool2d((height, width), name="pool"),
         Flatten(name="flatten"),
         Linear(classes, bias=False, name="fc"),
         Rescale(scale, name="scale"),
     )
+
+
+def ending(filters: int, residual: int) -> list[Net]:
+    """Return the end of a block: residual units, or one convolution if there are none."""
+    parts: list[Net] = [] if residual else [unit(filters, 3, padding=1, name="unit")]
+    for i in range(1, residual + 1):
+        first = unit(filters, 3, padding=1, name="unit1")
+        second = unit(filters, 3, padding=1, activation=None, name="unit2")
+        parts.append(Residual(Sequential(first, second, name=""), name=f"residual{i}"))
+        parts.append(ReLU(name=f"relu{i}"))
+    return parts
 
 
 def cnn1d(classes: int, input_shape: tuple[int, ...], *, width: int = 128) -> Sequential:

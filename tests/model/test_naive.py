@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cosmoflow": {"stages": 3, "filters": 4},
     "googlenet": {"kernel": 5},
     "vit_tiny": {"dropout": 0.1, "attention_dropout": 0.1},
-    "whitened_cnn": {"widths": [3, 4]},
+    "whitened_cnn": {"widths": [3, 4], "residual": [0, 2]},
 }
 
 SMALL = [

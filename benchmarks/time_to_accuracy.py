@@ -38,6 +38,7 @@ from benchmarks.common.report import WITH_TORCH, Report
 from benchmarks.common.sides import Side, serve
 from benchmarks.common.work import Ask
 from pydtnn.callbacks import Callback
+from pydtnn.callbacks.mirrored import MirroredEvaluation, views
 from pydtnn.cli.build import Job, create_job
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import parse
@@ -136,7 +137,7 @@ class Theirs(Ours):
         import torch
         from torch.nn.functional import cross_entropy
 
-        from benchmarks.common.torch_twin import Twin
+        from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
         config = dataclasses.replace(self.config, fusion=False)
         job = create_job(config, self.comm, 1, Path(str(config.output_dir)), data=self.data)
@@ -144,6 +145,7 @@ class Theirs(Ours):
         twin, (train, test) = Twin(job.trainer.model), self.data
         net: Any = torch.compile(twin) if self.compiled else twin
         update, evaluations = Update(job, twin), 0.0
+        mirrored = [c for c in job.trainer.callbacks if isinstance(c, MirroredEvaluation)]
         same = {"global_batch_size": job.work.batch, "seed": config.seed, "dtype": config.dtype}
         limits = {"steps_per_epoch": config.steps_per_epoch, "drop_last": config.drop_last}
         with (
@@ -158,10 +160,13 @@ class Theirs(Ours):
                     update.step()
                 begin = time.perf_counter()
                 twin.eval()
+                mean = any(callback.means(epoch, config.epochs) for callback in mirrored)
                 with torch.no_grad():
                     found = []
                     for x, y in tensors(tests, 0):
-                        scores = twin(x) + twin(x.flip(-1)) if config.mirrored else twin(x)
+                        scores = twin(x)
+                        for view in views(np, to_ours(x), config.moved) if mean else ():
+                            scores += twin(to_torch(view))
                         found.append(scores.flatten(0, -2).argmax(1) == y)
                 evaluations += time.perf_counter() - begin
                 self.told(evaluations, float(torch.cat(found).double().mean()))

@@ -423,8 +423,8 @@ def create_callbacks(
     averages = list[Callback]()
     if config.ema is not None:
         averages.append(library.ExponentialMovingAverage(config.ema))
-    if config.mirrored:
-        averages.append(library.MirroredEvaluation())
+    if config.mirrored or config.moved:
+        averages.append(library.MirroredEvaluation(config.moved))
     if config.evaluate_only:
         return [meter, *averages]
     monitor, callbacks = parts.monitor, list[Callback]([meter])

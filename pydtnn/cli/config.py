@@ -306,6 +306,9 @@ class _ModelOptions:
     mirrored: bool = option(
         False, "evaluate the mean of the outputs for an image and its mirror image", of="augment"
     )
+    moved: int = option(
+        0, "mirrored, and also images moved by this number of pixels", of="augment", at_least=0
+    )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,18 @@ def test_outputs_are_means_for_an_image_and_its_mirror_image_while_a_model_is_ev
     assert mirrored.logs["loss"] == plain.logs["loss"]
 
 
+def test_moved_images_and_their_mirror_images_are_evaluated_in_the_last_epoch():
+    trainer, plain = trainer_with(MirroredEvaluation(moved=2)), trainer_with()
+    ours, others = ([h["val_loss"] for h in t.history] for t in (trainer, plain))
+    assert ours[0] == others[0] and ours[1] != others[1]
+    wide = np.pad(X, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    images = [wide[:, 2 + by : 7 + by, 2 + by : 8 + by] for by in (-2, 0, 2)]
+    images += [x[:, :, ::-1] for x in images]
+    scores = [trainer.model.predict(np.ascontiguousarray(x)) for x in images]
+    with evaluated(trainer):
+        np.testing.assert_allclose(trainer.model.predict(X), sum(scores) / 6, rtol=1e-12)
+
+
 def test_samples_that_are_no_images_are_refused_before_training():
     trainer = Trainer(Model(Linear(3), (4,)), SGD(lr=0.1), callbacks=[MirroredEvaluation()])
     with pytest.raises(AgreedError, match=r"MirroredEvaluation requires images \(H, W, C\), got"):

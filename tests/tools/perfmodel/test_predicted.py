@@ -260,7 +260,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("checkpoint_every", "checkpoint_background", "mtbf", "grace"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
         *("mlflow", "wandb", "verify_steps"),
-        *("timeout", "straggler_factor", "balance", "restore_best", "mirrored"),
+        *("timeout", "straggler_factor", "balance", "restore_best", "mirrored", "moved"),
         *("survive", "survive_stages", "min_ranks", "buddy_interval"),
     ),
     "observes steps, in less than a percent of their time": (

@@ -58,6 +58,7 @@ def modules() -> dict[str, list[str]]:
     return found
 
 
+@cache
 def sources() -> dict[str, Path]:
     """Modules of the library by name."""
     found = {}
@@ -153,9 +154,14 @@ def first_sentence(text: str | None) -> str:
     return re.split(r"(?<=\.)(?<!et al\.)\s", first, maxsplit=1)[0]
 
 
+@cache
+def parsed(module: str) -> ast.Module:
+    return ast.parse(sources()[module].read_text())
+
+
 def constant_text(module: str, name: str) -> str:
     """The string below an assignment, in this module or in that from which it comes."""
-    tree = ast.parse(sources()[module].read_text())
+    tree = parsed(module)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if name in assigned(node):
             text = isinstance(after, ast.Expr) and getattr(after.value, "value", None)

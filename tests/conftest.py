@@ -211,7 +211,9 @@ def pytest_report_header() -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cpu_backend" in metafunc.fixturenames:
         emulated = metafunc.definition.get_closest_marker("emulated") is not None
-        metafunc.parametrize("cpu_backend", cpu_cases(emulated=emulated), indirect=True)
+        every = metafunc.function.__name__ == "test_every_kernel_agrees_with_the_reference"
+        cases = cpu_cases(emulated=emulated, first=every)
+        metafunc.parametrize("cpu_backend", cases, indirect=True)
 
 
 def instruction_sets() -> list[str]:
@@ -222,14 +224,15 @@ def instruction_sets() -> list[str]:
     return list(available())
 
 
-def cpu_cases(*, emulated: bool = False) -> list[Any]:
-    """The instruction sets as parameters; all but the oldest and the newest are long tests.
+def cpu_cases(*, emulated: bool = False, first: bool = False) -> list[Any]:
+    """The instruction sets as parameters; all but the newest are long tests.
 
-    With `emulated`, also AMX with its instructions emulated, if it runs here.
+    With `first`, the oldest is none; with `emulated`, also AMX with its instructions emulated, if
+    it runs here.
     """
-    first, *others = instruction_sets()
-    between = [pytest.param(name, marks=pytest.mark.long) for name in others[:-1]]
-    return [first, *between, *others[-1:], *(emulations() if emulated else ())]
+    *older, last = instruction_sets()
+    long = [pytest.param(name, marks=pytest.mark.long) for name in older[first:]]
+    return [*older[:first], *long, last, *(emulations() if emulated else ())]
 
 
 def emulations() -> list[str]:

@@ -9,6 +9,7 @@ empty `capsys` and `caplog`, and that what it changes by `monkeypatch` is undone
 that fails ends the test, and its values stand below the error; cases that skip themselves are left
 out. Ranks that are threads share such fixtures: with `comm` only `tmp_path` is allowed. With the
 fixture `backend` a simulated GPU runs one of `FEW_SIMULATED` cases, drawn by the name of the test.
+Where the first `each` has `few` cases, `make test` runs so many, and the others are long.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ FEW_SIMULATED = 8
 """Of so many cases that all backends have, one is run on a simulated GPU: its kernels have others,
 in tests/kernels/cuda."""
 
+PARTS = ["few", pytest.param("others", marks=pytest.mark.long)]
+
 PER_PROCESS = ("capfd", "caplog", "capsys", "monkeypatch")
 
 
-def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any]:
+def each(names: str | Sequence[str], values: Iterable[Any], few: int = 0) -> Callable[..., Any]:
     """Call a test with each of the values, or rows of values, of its parameters `names`."""
     listed = re.findall(r"\w+", names) if isinstance(names, str) else [*names]
     values = [*values]
@@ -49,10 +52,14 @@ def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any
         def run(*args: Any, **fixtures: Any) -> None:
             skipped: list[BaseException] = []
             chosen = cases
+            if few:
+                some = {int((i + 0.5) * len(cases) / few) for i in range(few)}
+                others = fixtures.pop("part") == "others"
+                chosen = [case for i, case in enumerate(cases) if (i in some) != others]
             if getattr(fixtures.get("backend"), "name", "") == "cuda" and gpu.why_not():
                 order = np.random.default_rng(zlib.crc32(inner.__qualname__.encode()))
-                few = -(-len(cases) // FEW_SIMULATED)
-                chosen = [cases[i] for i in order.permutation(len(cases))[:few]]
+                number = -(-len(chosen) // FEW_SIMULATED)
+                chosen = [chosen[i] for i in order.permutation(len(chosen))[:number]]
             for number, case in enumerate(chosen):
                 try:
                     with _afresh(fixtures, number) as own:
@@ -72,6 +79,9 @@ def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any
             raise pytest.UsageError(f"{test.__qualname__}: ranks share {', '.join(PER_PROCESS)}.")
         left = [one for name, one in signature.parameters.items() if name not in listed]
         marks = getattr(test, "pytestmark", [])
+        if few:
+            left.append(inspect.Parameter("part", inspect.Parameter.KEYWORD_ONLY))
+            marks = [*marks, pytest.mark.parametrize("part", PARTS).mark]
         run.__dict__.update(
             pytestmark=marks,
             cases=(inner, cases),

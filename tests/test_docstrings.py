@@ -32,9 +32,10 @@ def test_numbers_that_texts_call_defaults_are_those_of_the_code():
     checked = 0
     for path in ROOT.glob("pydtnn/**/*.py"):
         source = path.read_text()
+        lines = source.splitlines()
         nodes = ast.walk(ast.parse(source)) if "default" in source else ()
         for node in (one for one in nodes if isinstance(one, DOCUMENTED)):
-            text = "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
+            text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
             for name, value in re.findall(r"^ +(\w+) : .*\bdefault ([\d.]+)$", text, re.M):
                 given = rf"\b{name}(: [\w.| ]+)? ?= ?({re.escape(value)}(\.0)?|DEFAULT_\w+)[,)\n]"
                 assert re.search(given, text), (path.name, name, value)

@@ -26,6 +26,11 @@ for path in {[str(path) for path in LESSONS.values()]!r}:
 """
 
 
+LONG = pytest.mark.long
+SIZES = [pytest.param(1, marks=LONG), 3, pytest.param(2, marks=LONG), pytest.param(4, marks=LONG)]
+"""Numbers of ranks."""
+
+
 @pytest.fixture
 def lesson(monkeypatch):
     """Return a function that carries out a lesson on threads."""
@@ -41,7 +46,7 @@ def lesson(monkeypatch):
     return carry_out
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("number", LESSONS)
 def test_a_lesson_ends_in_the_parameters_of_serial_training(number, size, lesson, capsys):
     lesson(LESSONS[number], size)
@@ -169,7 +174,7 @@ def library(lesson):
     return importlib.import_module("library")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("number", LESSONS)
 def test_the_library_trains_to_the_parameters_of_a_lesson(number, size, library):
     if number == "26":

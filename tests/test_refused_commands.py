@@ -173,7 +173,7 @@ def content(root: Path) -> dict[str, bytes | None]:
     }
 
 
-@each(("command", "arguments"), CASES)
+@each(("command", "arguments"), CASES, few=25)
 def test_a_refused_command_changes_no_byte_of_any_folder(
     command, arguments, place, tmp_path, monkeypatch, capfd
 ):

@@ -67,6 +67,7 @@ def test_weights_are_the_same_bytes_from_files_shards_and_arrays_on_1_and_2_rank
     assert len(weights) == 1
 
 
+@pytest.mark.long
 def test_a_damaged_image_ends_two_ranks_with_one_sentence(tmp_path, mpiexec):
     root = write_images(tmp_path / "images")
     path = root / "train" / "cat" / "2.png"

@@ -94,7 +94,7 @@ class CommunicatorContract:
     @each("dtype", TYPES)
     @each(("op", "reduction"), [("sum", np.sum), ("max", np.max), ("min", np.min)])
     def test_allreduce_works_in_place_on_a_part_of_an_array_too(self, comm, op, reduction, dtype):
-        for size in SIZES:
+        for size in SIZES if op == "sum" else SIZES[:-1]:
             everyone = [whole(rank, size + 2, dtype) for rank in range(comm.size)]
             x = everyone[comm.rank].copy()
             expected = x.copy()

@@ -68,7 +68,7 @@ def test_a_missing_mpi_is_told_once_on_a_host(mpiexec, tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no MPI')")
     environment = {"PYTHONPATH": str(tmp_path)}
-    finished = mpiexec(3, ["-m", "pydtnn.train"], environment=environment)
+    finished = mpiexec(2, ["-m", "pydtnn.train"], environment=environment)
     assert finished.returncode != 0
     assert finished.stderr.count("mpi: mpi4py cannot be imported (no MPI)") == 1
 

@@ -89,7 +89,7 @@ def norm_error(value: np.ndarray, exact: np.ndarray) -> float:
     return float(error / max(np.linalg.norm(exact), 1e-300) / UNIT)
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(18)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_convolutions_agree_with_the_reference(cpu_backend, once, case, algorithm):
     skip_without_pairs(cpu_backend, algorithm)
@@ -120,7 +120,7 @@ def in_passing_halves(case: str) -> tuple[Arrays, Arrays]:
     return given, in_passing(REFERENCE, exact, CASES[case][1])
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sums_agree_with_the_reference_for_all_threads(
     cpu_backend, once, case, algorithm

@@ -90,7 +90,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.covering(2)
-@pytest.mark.few(90)
+@pytest.mark.few(55)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_all_directions_agree_with_the_reference(cpu_backend, once, case, algorithm, dtype):

@@ -92,7 +92,7 @@ def expected(case: str, dtype: Any) -> tuple[dict[str, Any], Arrays]:
 
 
 @pytest.mark.covering(2)
-@pytest.mark.few(30)
+@pytest.mark.few(18)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sums_agree_with_the_reference(
@@ -121,7 +121,7 @@ def test_deferred_arrays_and_sums_agree_with_the_reference(
 
 
 @pytest.mark.covering(1)
-@pytest.mark.few(40)
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_the_number_of_threads_does_not_change_a_byte(cpu_backend, once, case, algorithm):
     """Nor, with Winograd's algorithms, whether both gradients are computed at once."""

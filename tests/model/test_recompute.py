@@ -42,7 +42,7 @@ def model_of(net: Net, *, threads: int = 1, **options: Any) -> Model:
     return Model(net, IMAGE, backend=backend, **options)
 
 
-@each("options", [{}, {"fuse": False}, {"dtype": "float64", "threads": 2}])
+@each("options", [{}, {"fuse": False}, {"dtype": "float64", "threads": 2}], few=5)
 @each("name", NETS)
 def test_every_way_to_recompute_gives_the_same_bytes(name, options):
     model = model_of(NETS[name](), input_gradient=True, **options)

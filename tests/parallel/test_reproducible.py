@@ -107,7 +107,7 @@ def serial() -> dict[str, list[Any]]:
     return {}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("case", CASES)

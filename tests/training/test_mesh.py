@@ -51,6 +51,7 @@ CUT = {"data": 2, "filter": 2}
         ({"data": 2, "pipeline": 2}, ShardedParameters, "adamw"),
         ({"pipeline": 2, "filter": 2}, AllReduce, "muon"),
     ],
+    few=5,
 )
 def test_training_equals_serial_training(axes, scheme, rule):
     """Also the norm of the gradient, of which each rank has a part, and rules of whole ones."""

@@ -216,6 +216,7 @@ def test_three_steps_equal_those_with_accumulation(net, stages, data, schedule):
         ("zb_v", 5, [3, 3, 3]),
         ("chimera", 8, [1.5, 2, 2, 1.5]),
     ],
+    few=3,
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     schedule, micro_batches, kept, monkeypatch
@@ -307,6 +308,7 @@ def even_before_odd(rank: int, ranks: int, micro_batches: int) -> Any:
         (vgg_net, even_before_odd, 4, 2),
         (concat_net, "dualpipe", 2, 1),
     ],
+    few=2,
 )
 def test_steps_in_two_directions_equal_those_with_accumulation(net, schedule, ranks, data):
     results = in_stages(ranks, net, schedule, axes={"data": data}, rule=momentum)

@@ -124,6 +124,7 @@ def resumed_at(steps: Sequence[int], comm: Communicator, folder: Path, **options
         ([STEPS + 1, 2 * STEPS + 2], "adam"),
         ([STEPS + 1], "schedule_free"),
     ],
+    few=2,
 )
 def test_a_serial_run_ends_in_the_same_bytes_from_any_step(steps, optimizer, tmp_path):
     resumed = resumed_at(steps, Serial(), tmp_path, optimizer=optimizer)

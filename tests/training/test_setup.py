@@ -42,9 +42,9 @@ def check_beginning(make: Callable[[], Any], fit: Callable[[Any, int], Trainer])
     assert found[1] == found[2]
 
 
-def fitted(*callbacks: Callback, seed: int, **options: Any) -> Trainer:
+def fitted(*callbacks: Callback, seed: int, epochs: int = 3, **options: Any) -> Trainer:
     trainer = small_trainer(None, *callbacks, model=small_model(seed=seed), **options)
-    small_fit(trainer, 3)
+    small_fit(trainer, epochs)
     return trainer
 
 
@@ -52,7 +52,7 @@ def fitted(*callbacks: Callback, seed: int, **options: Any) -> Trainer:
 def test_an_optimizer_begins_anew_in_a_second_training(name):
     check_beginning(
         lambda: get_optimizer(name, lr=OneCycle(0.01, 12), clip_norm=1.0),
-        lambda optimizer, seed: fitted(seed=seed, optimizer=optimizer),
+        lambda optimizer, seed: fitted(seed=seed, epochs=1, optimizer=optimizer),
     )
 
 

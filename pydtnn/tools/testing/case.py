@@ -63,9 +63,13 @@ class LayerCase:
 
     Attributes
     ----------
+    entries : int
+        Entries of each array that are perturbed one by one.
     dead : set of str
         Gradients that were 0 throughout when they were compared with differences.
     """
+
+    entries = 0
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ NETS: dict[str, Any] = {
 Axes = dict[str, int]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "mesh",

@@ -100,7 +100,7 @@ HEADS: dict[str, tuple[int, Axes]] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", HEADS)
 @pytest.mark.parametrize("case", CASES)
 def test_attention_on_each_axis_equals_serial_training(case, where):

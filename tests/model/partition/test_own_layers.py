@@ -130,7 +130,7 @@ def test_a_rule_that_is_incomplete_is_refused(own, message):
     run_threads(2, rank)
 
 
-@each("strategy", ["spatial", "filter", "channel"])
+@each("strategy", ["spatial", "filter", "channel"], few=1)
 def test_a_layer_of_elements_follows_any_cut_and_nothing_is_gathered(strategy):
     check_plan(net(Doubled()), SHAPE, strategy, meshes=[{strategy: 2}])
 

@@ -58,7 +58,7 @@ def name_of(value: Any) -> str | None:
     return None
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("network", "plan", "mesh"), CASES, ids=name_of)
 def test_a_plan_equals_serial_training(network, plan, mesh):
     net, shape = (tall, (83, 5, 2)) if network == "tall" else (NETS[network], IMAGE)

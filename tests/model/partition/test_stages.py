@@ -201,6 +201,7 @@ def test_stages_of_a_network_of_several_inputs_and_outputs_equal_serial_training
         ({"pipeline": ["block.body.relu2", "block.body.conv2d3", "block.add"]}, "zb_v", None),
         ("spatial", "zb_v", [{"pipeline": 2, "spatial": 2}]),
     ],
+    few=2,
 )
 def test_several_stages_per_rank_equal_serial_training(plan, schedule, meshes):
     report = check_plan(residual_net, SHAPE, plan, meshes=meshes, pipeline_schedule=schedule)

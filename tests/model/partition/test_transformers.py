@@ -54,7 +54,7 @@ def name_of(mesh: Axes) -> str:
     return "x".join(f"{axis}{n}" for axis, n in mesh.items())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("mesh", MESHES, ids=name_of)
 @pytest.mark.parametrize("net", NETS)

@@ -45,7 +45,7 @@ class Counted(Wrapper):
 
 
 @pytest.mark.threads(3)
-@each("name", OF_ANY_RULE)
+@each("name", OF_ANY_RULE, few=5)
 def test_a_fit_begins_from_the_parameters_of_rank_0(comm, name):
     """Rank 0 alone loads other weights between two fits: all ranks go on from these."""
     trainer = trainer_of(create_scheme(name, comm), SGD(0.0))

@@ -32,12 +32,19 @@ SCHEMES: list[Any] = [ShardedOptimizer, ShardedGradients, ShardedParameters]
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
+EXACT: Any = {"exchange": {"sums": partial(ExactSums, shards=7)}, "batch": 7}
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Any:
+    return train(Serial(), AllReduce, "vit", **EXACT)
+
+
 @pytest.mark.threads(4, 6)
 @every_scheme
-def test_exact_sums_give_the_bytes_of_one_rank(comm, scheme):
-    exact = {"exchange": {"sums": partial(ExactSums, shards=7)}, "batch": 7}
-    losses, state = train(Serial(), AllReduce, "vit", **exact)
-    ours, mine = train(comm, partial(scheme, copies=2), "vit", **exact)
+def test_exact_sums_give_the_bytes_of_one_rank(comm, scheme, one_rank):
+    losses, state = one_rank
+    ours, mine = train(comm, partial(scheme, copies=2), "vit", **EXACT)
     assert ours == losses
     assert all(mine[key].tobytes() == value.tobytes() for key, value in state.items())
 
@@ -87,8 +94,9 @@ def test_every_division_computes_what_one_rank_does(ranks, copies, rule):
             exchange.free()
             return trained
 
+    expected = train_serially(RULES[rule](), 2)
     for ours in run_threads(ranks, rank):
-        assert_close(ours, train_serially(RULES[rule](), 2))
+        assert_close(ours, expected)
 
 
 @each("axes", [{"data": 2, "shard": 2, "filter": 2}, {"shard": 2, "pipeline": 2}])

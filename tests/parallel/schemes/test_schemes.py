@@ -21,7 +21,7 @@ from tests.each import each
 from tests.parallel.schemes.course import BATCH, CASES, checksum, data, train, trainer_of
 from tests.small_training import Recorder, checksums, fingerprint, small_fit, small_trainer
 
-every_scheme = each(("name", "options"), CASES)
+every_scheme = each(("name", "options"), CASES, few=7)
 
 
 @pytest.mark.few(1)

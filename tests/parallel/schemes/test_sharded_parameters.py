@@ -62,7 +62,7 @@ def train(comm: Communicator, scheme: Any, name: str, **options: Any) -> tuple[A
     return trainer.losses, {k: np.array(v) for k, v in model.state().items()}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.threads(3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", NETS)
@@ -87,7 +87,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.threads(3)
-@each("case", CASES)
+@each("case", CASES, few=2)
 def test_options_change_nothing(comm, case):
     before = train(comm, ShardedOptimizer, "gpt", **CASES[case])
     for scheme in SCHEMES:
@@ -96,7 +96,7 @@ def test_options_change_nothing(comm, case):
         assert all((state[key] == value).all() for key, value in before[1].items())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.threads(3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", EXACT)
@@ -228,9 +228,10 @@ def test_training_continues_on_other_numbers_of_ranks_and_copies(
         return weights(trainer)
 
     run_threads(begun, begin)
+    expected = train_serially(rule(0.02), 2)
     for size, copies in sizes:
         for ours in run_threads(size, go_on, copies):
-            assert_close(ours, train_serially(rule(0.02), 2))
+            assert_close(ours, expected)
 
 
 class Missing(ShardedParameters):

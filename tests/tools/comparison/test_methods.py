@@ -15,7 +15,8 @@ from pydtnn.parallel.exchange import AllReduce, averaged
 from pydtnn.parallel.schemes import SCHEMES, create_scheme
 from pydtnn.tools.comparison import METHODS, DecoupledDiLoCo, GradientPush, OkTopk, StaleSynchronous
 from pydtnn.tools.perfmodel.virtual import run_virtual
-from pydtnn.tools.testing import check_scheme
+from pydtnn.tools.testing import check_scheme, scheme
+from pydtnn.tools.testing.scheme import CHECKS
 from tests.each import each
 from tests.fuzz.reference_training import COMPRESSED, STEPS, Array, Ranks, streaming_diloco
 from tests.parallel.schemes.course import all_values, data, trainer_of
@@ -159,8 +160,10 @@ def test_200_steps_are_those_of_the_method_in_numpy(step, options, ranks):
         assert logs[-1]["loss"] == pytest.approx(history[-1]["loss"], rel=1e-12)
 
 
+@pytest.mark.parametrize("checks", [(), pytest.param(CHECKS, marks=pytest.mark.long)])
 @each(("step", "options"), {c[0]: c for c in CASES if c[0].__name__ in METHODS["scheme"]}.values())
-def test_check_scheme_compares_each_step_with_the_reference(step, options):
+def test_check_scheme_compares_each_step_with_the_reference(step, options, checks, monkeypatch):
+    monkeypatch.setattr(scheme, "CHECKS", checks)
     method = partial(METHODS["scheme"][step.__name__], **options)
     rest: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False, "ranks": [4]}
     if step is not decoupled_diloco:  # whose reference has one bucket

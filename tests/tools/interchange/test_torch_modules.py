@@ -222,7 +222,7 @@ def compare_with_module(module: Any, x: Any, turned: int = 0) -> int:
     return compared
 
 
-@each("name", MODULES)
+@each("name", MODULES, few=3)
 def test_outputs_gradients_and_statistics_are_those_of_the_module(name):
     module, x = create(name)
     module.train(name != "tokens")  # no dropout of weights
@@ -241,7 +241,7 @@ def test_a_random_module_computes_and_trains_the_same(seed):
     compare_with_module(*random_module(seed))
 
 
-@each("name", MODULES)
+@each("name", MODULES, few=3)
 def test_trained_weights_go_back_into_the_module(name, tmp_path):
     module, x = create(name)
     model = from_torch(module, x, dtype="float64")

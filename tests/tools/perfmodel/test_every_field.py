@@ -86,7 +86,7 @@ def result(path: str, name: str, changed: bool) -> tuple[float, ...] | str:
         return str(error)
 
 
-@each("name", names_of_fields())
+@each("name", names_of_fields(), few=23)
 @each("path", PATHS)
 def test_a_field_changes_the_prediction_has_no_effect_or_is_refused(path, name):
     base, found = result(path, name if name in WITH else "samples", False), result(path, name, True)

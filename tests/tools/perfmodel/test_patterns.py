@@ -21,7 +21,7 @@ def seconds(name: str, nbytes: int, groups: AxisGroups, wires: Wires = WIRES) ->
     return sum(ADD.round(row, nbytes, *apart).seconds for row in rows_of(name, groups, wires))
 
 
-@each("name", SCHEDULES)
+@each("name", SCHEDULES, few=20)
 @each(("ranks", "per_host"), [(2, 1), (7, 1), (5, 5), (4, 2), (6, 4), (7, 3), (16, 4)])
 @pytest.mark.parametrize("nbytes", [64, 1 << 20, pytest.param(20 << 20, marks=pytest.mark.long)])
 def test_a_sum_takes_as_long_as_on_virtual_ranks(name, ranks, per_host, nbytes):

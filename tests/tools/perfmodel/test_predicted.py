@@ -287,7 +287,7 @@ def base_prediction(name: str) -> Predicted:
     return prediction(TrainConfig(**BASE | WITH.get(name, {})))
 
 
-@each("name", flags(TrainConfig))
+@each("name", flags(TrainConfig), few=27)
 def test_an_option_changes_the_prediction_has_no_effect_or_is_refused(name):
     """It is refused by the configuration, by the data set, or by the prediction."""
     own, others = flags(TrainConfig)[name], BASE | WITH.get(name, {})

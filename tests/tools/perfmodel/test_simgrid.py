@@ -45,7 +45,7 @@ def simgrid(path: Path, pattern: str, ranks: int = 64) -> float:
     return simulate(PATTERNS[pattern], NBYTES, network(path, ranks))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("pattern", "ranks"), CASES)
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)

@@ -31,24 +31,25 @@ def sent(done: MatchedPlan, size: int) -> list[Fraction]:
     return volume
 
 
+@each("p", RANKS, few=49)
 @each("name", SCHEDULES)
-def test_every_algorithm_is_right_for_1_to_17_ranks(name):
-    for p in RANKS:
-        layout = [*LAYOUTS.values()][(p + [*SCHEDULES].index(name)) % len(LAYOUTS)]
-        check(name, [layout(rank) for rank in range(p)])
+def test_every_algorithm_is_right_for_1_to_17_ranks(name, p):
+    layout = [*LAYOUTS.values()][(p + [*SCHEDULES].index(name)) % len(LAYOUTS)]
+    check(name, [layout(rank) for rank in range(p)])
 
 
 # -- rounds and bytes ------------------------------------------------------------------------------
 
 LOG = {p: (p - 1).bit_length() for p in RANKS}  # rounded up
+SOME = (1, 2, 3, 5, 8, 17)
 EXPECTED_ROUNDS = {
-    "ring": {p: 2 * (p - 1) for p in RANKS},
-    "bidirectional_ring": {p: 2 * (p - 1) for p in RANKS},
+    "ring": {p: 2 * (p - 1) for p in SOME},
+    "bidirectional_ring": {p: 2 * (p - 1) for p in SOME},
     "recursive_doubling": {p: LOG[p] for p in POWERS} | {5: 4, 6: 4, 7: 4, 9: 5, 17: 6},
     "halving_doubling": {p: 2 * LOG[p] for p in POWERS} | {5: 6, 6: 6, 7: 6, 9: 8, 17: 10},
-    "binomial_tree": {p: 2 * LOG[p] for p in RANKS},
-    "fixed_tree": {p: 2 * LOG[p] for p in RANKS},
-    "direct": {p: 2 for p in RANKS if p > 1},
+    "binomial_tree": {p: 2 * LOG[p] for p in SOME},
+    "fixed_tree": {p: 2 * LOG[p] for p in SOME},
+    "direct": {p: 2 for p in SOME if p > 1},
     "torus": {1: 0, 2: 2, 4: 4, 6: 6, 7: 12, 8: 8, 9: 8, 12: 10, 13: 24, 15: 12, 16: 12},
     "hierarchical": {1: 0, 2: 2, 3: 4, 4: 4, 5: 8, 7: 12, 8: 6, 16: 8},  # a host each
 }

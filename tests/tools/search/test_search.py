@@ -182,10 +182,6 @@ def searched(folder: Path, ranks: int, *options: str) -> Finished:
 def test_groups_train_trials_side_by_side(written):
     space = {"space": {"lr": [0.01, 0.02, 0.1, 0.2]}, "fixed": FIXED, "sampler": "grid"}
     (written / "space.yaml").write_text(json.dumps(space))
-    finished = searched(written, 2, "--ranks-per-trial=3")
-    assert finished.returncode == 1
-    assert finished.stderr == "search: --ranks-per-trial must divide the 2 ranks, got 3\n"
-    assert not (written / "runs").exists()
     finished = searched(written, 4, "--ranks-per-trial=2")
     assert finished.returncode == 0, finished
     assert "2 groups of 2 ranks" in finished.stdout

@@ -55,7 +55,7 @@ class WrongBehindReLU(Plain):
 def test_a_wrong_derivative_behind_a_unit_that_is_0_for_the_seed_is_found():
     dead = [s for s in range(9) if np.random.default_rng(s).normal(size=(1, 3)).sum() < 0]
     seed = next(s for s in dead if s + 1 not in dead)
-    with pytest.raises(AssertionError, match="the gradient of input 0 at .* is wrong"):
+    with pytest.raises(AssertionError, match="input 0 in a random direction is wrong"):
         check_layer(WrongBehindReLU(), (3,), batch=1, seed=seed)
 
 

@@ -36,6 +36,17 @@ def test_it_is_skipped_where_every_case_is():
         each("case", [1, 2])(test)()
 
 
+def test_a_few_cases_are_run_apart_from_the_others():
+    seen = []
+    run = each("case", range(10), few=3)(lambda case: seen.append(case))
+    run(part="few")
+    assert seen == [1, 5, 8]
+    run(part="others")
+    assert sorted(seen) == [*range(10)]
+    (mark,) = run.pytestmark
+    assert [getattr(value, "marks", ()) for value in mark.args[1]] == [(), (pytest.mark.long,)]
+
+
 def test_mistakes_are_refused():
     for names, values in (("b", [1]), ("a", [])):
         with pytest.raises(pytest.UsageError, match="no parameters or no values of"):

@@ -97,7 +97,7 @@ BRANCHES = Sequential(
 )
 
 
-@each("platform", ["cpu-1gbit", "cpu-100gbit"])
+@each("platform", ["cpu-1gbit", "cpu-100gbit"], few=3)
 @each("net", [small(), create_net("resnet20", 10, (16, 16, 3)), BRANCHES])
 def test_by_the_model_the_result_is_never_slower_than_a_uniform_plan(net, platform):
     own = projector(net, (16, 16, 3), 16, platform)

@@ -150,7 +150,7 @@ def test_adam_on_two_ranks_differs_only_in_biases_of_keys_which_have_no_effect(n
             np.testing.assert_allclose(own[1][key], array, rtol=0, atol=1e-12, err_msg=key)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NETS)
 def test_all_arrays_of_a_step_equal_those_of_serial_training(name):
     net = partial(create_net, name, TOKENS, NETS[name], depth=1)

@@ -236,7 +236,7 @@ def steps(lesson, monkeypatch):
     return importlib.import_module("steps")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [3, 5, *(pytest.param(n, marks=LONG) for n in (1, 2, 8))])
 def test_each_step_of_an_allreduce_sums_what_numpy_does(ranks, steps):
     for name in steps.STEPS:
         steps.outcome(name, ranks)  # asserts the sum
@@ -259,11 +259,12 @@ def test_each_step_of_an_allreduce_is_faster_and_the_table_of_contents_has_its_r
 RUNGS = sorted(path for path in (FOLDER / "kernels").glob("*_*.c"))
 
 
-TARGETS = {"machine": ["-march=native"], "avx2": ["-mavx2", "-mfma"], "generic": []}
+OTHERS = {"avx2": ["-mavx2", "-mfma"], "generic": []}
+TARGETS = {"machine": ["-march=native"], **OTHERS}
 """Vectors of 64 bytes where the machine has them, of 32, and those of any processor."""
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["machine", *(pytest.param(n, marks=LONG) for n in OTHERS)])
 @pytest.mark.parametrize("path", RUNGS, ids=lambda path: path.stem)
 def test_a_rung_computes_what_numpy_does(path, target, lesson, monkeypatch, tmp_path):
     if target == "avx2" and not runs(target):

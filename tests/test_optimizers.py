@@ -347,6 +347,7 @@ ON_RANKS = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.threads(1, 2, 3, 4)
 @pytest.mark.parametrize("scheme", ["allreduce", *(name for name in SCHEMES if "shard" in name)])
 @pytest.mark.parametrize("rule", ON_RANKS)

@@ -181,7 +181,7 @@ def opposite(stage: int, stages: int, micro_batches: int) -> Any:
     return [*map(forward, order), *map(backward, order)]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("net", "stages", "data", "schedule"),
     [
@@ -355,7 +355,7 @@ def test_fewer_micro_batches_than_stages_are_warned_of_once():
 FROZEN = ("conv2d0", "batchnorm1")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("schedule", "options"),
     [

@@ -56,7 +56,7 @@ def test_an_optimizer_begins_anew_in_a_second_training(name):
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.threads(2)
 @pytest.mark.parametrize("name", [*SCHEMES, *COMPRESSORS])
 def test_a_scheme_begins_anew_in_a_second_training(comm, name):

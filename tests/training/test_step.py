@@ -95,7 +95,7 @@ def serial() -> dict[bool, Result]:
     return {fuse: train(Serial(), False, fuse) for fuse in (False, True)}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("fuse", [False, True])

@@ -74,7 +74,7 @@ def test_a_transformer_in_stages_equals_serial_training():
         check_plan(*NETS["gpt"], meshes=[mesh], batch=3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "mesh",
     [{"tensor": 2}, {"context": 3}, {"context": 2, "tensor": 2}, {"pipeline": 2, "tensor": 3}],

@@ -258,21 +258,12 @@ def twice_as_fast(part: Any, name: str = "") -> Any:
     return replace(part, **found)  # type: ignore[type-var]
 
 
-RULES = [
-    range(10),
-    pytest.param(range(10, 30), marks=pytest.mark.long),
-    pytest.param(range(30, 300), marks=pytest.mark.matrix),
-]
-"""Seeds of random platforms."""
-
-
-@pytest.mark.parametrize("seeds", RULES, ids=["10", "30", "300"])
-def test_twice_the_rates_are_never_slower_nor_twice_the_batch_more_than_twice(seeds):
-    for seed in seeds:
-        work, platform = random_case(seed)
-        one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))
-        room = 1.001 if work.stages == 1 else 1.1  # another order of messages may be a worse one
-        assert project(work, twice_as_fast(platform)).seconds <= room * one.seconds, seed
-        assert one.seconds <= room * two.seconds, seed
-        assert two.seconds <= room * 2 * one.seconds, seed
-        assert one.memory.total <= two.memory.total, seed
+@each("seed", range(30), few=10)
+def test_twice_the_rates_are_never_slower_nor_twice_the_batch_more_than_twice(seed):
+    work, platform = random_case(seed)
+    one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))
+    room = 1.001 if work.stages == 1 else 1.1  # another order of messages may be a worse one
+    assert project(work, twice_as_fast(platform)).seconds <= room * one.seconds
+    assert one.seconds <= room * two.seconds
+    assert two.seconds <= room * 2 * one.seconds
+    assert one.memory.total <= two.memory.total

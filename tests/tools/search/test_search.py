@@ -179,16 +179,17 @@ def searched(folder: Path, ranks: int, *options: str) -> Finished:
     return launch(ranks, ["-m", "pydtnn", "search", "space.yaml", *options], directory=folder)
 
 
-def test_groups_train_trials_side_by_side(written):
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_groups_train_trials_side_by_side(size, written):
     space = {"space": {"lr": [0.01, 0.02, 0.1, 0.2]}, "fixed": FIXED, "sampler": "grid"}
     (written / "space.yaml").write_text(json.dumps(space))
-    finished = searched(written, 4, "--ranks-per-trial=2")
+    finished = searched(written, 2 * size, f"--ranks-per-trial={size}")
     assert finished.returncode == 0, finished
-    assert "2 groups of 2 ranks" in finished.stdout
+    assert f"2 groups of {size} rank" in finished.stdout
     study = SharedStudy(written / "runs" / "space", make_space(**space)).study
     assert [one.state.name for one in study.trials] == ["COMPLETE"] * 4
     groups = {tuple(one.user_attrs["group"][0]["ranks"]) for one in study.trials}
-    assert groups == {(0, 1), (2, 3)}
+    assert groups == {(*range(size),), (*range(size, 2 * size),)}
     assert {one.params["lr"] for one in study.trials} == {0.01, 0.02, 0.1, 0.2}
 
 

@@ -43,8 +43,6 @@ def test_a_few_cases_are_run_apart_from_the_others():
     assert seen == [1, 5, 8]
     run(part="others")
     assert sorted(seen) == [*range(10)]
-    (mark,) = run.pytestmark
-    assert [getattr(value, "marks", ()) for value in mark.args[1]] == [(), (pytest.mark.long,)]
 
 
 def test_mistakes_are_refused():

@@ -215,7 +215,7 @@ VALUES: dict[str, Any] = {
     **{"auxiliary_weights": "0.3", "label_smoothing": 0.1, "metrics": "top5_accuracy"},
     **{"monitor": "loss", "early_stopping": 3, "stop_at": 0.9, "ema": 0.99, "freeze": "*"},
     **{"shards": 4, "seed": 1, "dtype": "float64", "optimizer": "adam", "lr": 0.1},
-    **{"formats": "weights=e2m1:32"},
+    **{"formats": "weights=e2m1:32", "moved": 1},
     **{"momentum": 0.0, "weight_decay": 0.1, "clip_norm": 1.0},
     **{"optimizer_options": {"nesterov": True}, "schedule": "constant"},
     **{"schedule_options": {"rise": 0.3}, "warmup_epochs": 1.0, "lr_scaling": "linear"},

@@ -51,8 +51,8 @@ class MirroredEvaluation(Callback):
         self._check(trainer)
         self._epochs = epochs
 
-    def on_fit_end(self, trainer: Training) -> None:
-        """Let all further evaluations be means."""
+    def close(self) -> None:
+        """Let evaluations after the training be means."""
         self._epochs = 0
 
     def means(self, epoch: int, epochs: int) -> bool:
@@ -64,6 +64,8 @@ class MirroredEvaluation(Callback):
         why = why_not("mirrored evaluation", trainer.setup)
         if not why and len(shape) != 3:
             why = f"requires images (H, W, C), got samples of shape {shape}; omit it"
+        if not why and self.moved >= min(shape[:2]):
+            why = f"requires images of more than {self.moved} pixels, got {shape}; reduce moved"
         if why:
             raise AgreedError(f"{type(self).__name__} {why}")
 

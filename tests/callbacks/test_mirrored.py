@@ -53,3 +53,5 @@ def test_samples_that_are_no_images_are_refused_before_training():
     trainer = Trainer(Model(Linear(3), (4,)), SGD(lr=0.1), callbacks=[MirroredEvaluation()])
     with pytest.raises(AgreedError, match=r"MirroredEvaluation requires images \(H, W, C\), got"):
         trainer.fit(ArrayDataset(X[:, 0, :2].reshape(21, 4), Y), epochs=1)
+    with pytest.raises(AgreedError, match=r"images of more than 5 pixels, got \(5, 6, 2"):
+        trainer_with(MirroredEvaluation(moved=5))

@@ -53,12 +53,8 @@ def test_both_sides_make_the_same_updates(rule, tmp_path):
     from pydtnn.data import Loader
 
     options = ["--recipe=mnist-99", "--dataset=digits", "--steps-per-epoch=4", "--epochs=1"]
-    options += [
-        "--model=whitened_cnn:widths=[4,8],residual=[0,1]",
-        "--dtype=float64",
-        f"--optimizer={rule}",
-    ]
-    options += ["--augment=:moved=1"]
+    options += ["--model=whitened_cnn:widths=[4,8],residual=[0,1]", "--augment=:moved=1"]
+    options += ["--dtype=float64", f"--optimizer={rule}"]
     if rule == "muon":
         options.append("--momentum=null")
     sides = Ours(options, 3), Theirs(options, 3, compiled=False)

@@ -12,10 +12,11 @@ trains an epoch while the others wait. Seconds are those of training, with the c
 and compilation, without imports, reading of data and evaluations. PyTorch runs the same layers as
 `torch.nn` modules in `channels_last`; its Muon is the one below.
 
-A seed that is complete is appended to the file of --results. A further call with the same options
-continues after the seeds in it, and prints all of them: accuracy after the last epoch with its
-standard error, seconds of training, seconds until the target is reached, and the ratio of seconds
-to ours of the same seed; medians, with the smallest and the largest in brackets.
+A seed that is complete is appended to the file of --results. A further call with the same values of
+all options, in any order, continues after the seeds in it, and prints all of them: accuracy after
+the last epoch with its standard error, seconds of training, seconds until the target is reached,
+and the ratio of seconds to ours of the same seed; medians, with the smallest and the largest in
+brackets.
 """
 
 from __future__ import annotations
@@ -347,15 +348,17 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="PNG to draw; needs matplotlib")
     given, others = parser.parse_known_args()
     options, sides = ["--recipe", given.recipe, *others], [*given.sides]
-    epochs = parse(options).epochs
+    values, usual = dataclasses.asdict(parse(options)), dataclasses.asdict(TrainConfig())
+    chosen = {name: v for name, v in values.items() if v != usual[name] and name != "seed"}
+    key = json.dumps([chosen, sorted(sides)], sort_keys=True, default=str)
     target = (given.target or float(given.recipe.rpartition("-")[2])) / 100
     report, found = Report(given.output), {}
     if given.results and given.results.exists():
         rows = map(json.loads, given.results.read_text().splitlines())
-        found = {row["seed"]: row for row in rows if row["key"] == [options, sides]}
+        found = {row["seed"]: row for row in rows if row["key"] == key}
     for seed in [seed for seed in range(given.seeds) if seed not in found]:
-        found[seed] = {"key": [options, sides], "seed": seed}
-        found[seed] |= train_seed(options, sides, seed, epochs)
+        found[seed] = {"key": key, "seed": seed}
+        found[seed] |= train_seed(options, sides, seed, values["epochs"])
         if given.results:
             with given.results.open("a") as file:
                 file.write(json.dumps(found[seed]) + "\n")

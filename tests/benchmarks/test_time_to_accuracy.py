@@ -26,13 +26,14 @@ def test_seeds_in_the_file_of_results_are_not_trained_again(tmp_path, monkeypatc
 
     monkeypatch.setattr(program, "train_seed", train_seed)
     arguments = ["--recipe=mnist-99", f"--results={tmp_path / 'r'}", "--sides", "ours", "eager"]
-    for seeds, more in ((2, []), (3, []), (1, ["--epochs=3"])):
+    others = (["--epochs=3", "--lr=0.1"], ["--lr=0.1", "--epochs=3"])
+    for seeds, more in ((2, []), (3, []), *((1, options) for options in others)):
         monkeypatch.setattr(sys, "argv", ["program", *arguments, f"--seeds={seeds}", *more])
         program.main()
-    assert trained == [0, 1, 2, 0]  # with other options, anew
+    assert trained == [0, 1, 2, 0]  # with other values, anew; in another order, not
     assert [json.loads(row)["seed"] for row in (tmp_path / "r").read_text().splitlines()] == trained
     printed = capsys.readouterr().out.split()
-    assert printed.count("2.5") == 3
+    assert printed.count("2.5") == 4
     assert "99.10" in printed  # the mean of three seeds
 
 

@@ -287,8 +287,14 @@ def until(epochs: Iterable[tuple[float, float]], target: float) -> float:
 
 
 def between(values: Sequence[float]) -> str:
-    """Format the median of numbers, with the least and the largest."""
-    return f"{statistics.median(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
+    """Format the median of numbers to three digits, with the least and the largest.
+
+    >>> between([885.2, 2079.6, 900.0])
+    '900 [885, 2080]'
+    """
+    three = statistics.median(values), min(values), max(values)
+    digits = [f"{float(f'{value:.3g}'):g}" for value in three]
+    return f"{digits[0]} [{digits[1]}, {digits[2]}]" if len(values) > 1 else digits[0]
 
 
 def table(report: Report, seeds: Sequence[Any], target: float) -> None:
@@ -297,9 +303,9 @@ def table(report: Report, seeds: Sequence[Any], target: float) -> None:
     report.line(f"{'side':9} {'seeds':>5}" + "".join(f"{name:>26}" for name in title))
     for side in [side for side in SIDES if side in seeds[0]]:
         last = [100 * seed[side][-1][1] for seed in seeds]
-        error = statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else math.nan
+        error = f" +- {statistics.stdev(last) / len(last) ** 0.5:.2f}" if len(last) > 1 else ""
         seconds = [sum(s for s, _ in seed[side]) for seed in seeds]
-        cells = [f"{statistics.mean(last):.2f} +- {error:.2f}", between(seconds)]
+        cells = [f"{statistics.mean(last):.2f}{error}", between(seconds)]
         cells.append(between([until(seed[side], target) for seed in seeds]))
         if "ours" in seeds[0]:
             both = zip(seconds, seeds, strict=True)

@@ -73,12 +73,8 @@ class Arguments:
         texts = vars(parser.parse_args(list(_join_dictionaries(_translate(given, known)))))
         self._printing = texts.pop("print_config", False)
         files = [*map(recipe_file, texts.pop("recipe", [])), *texts.pop("config", [])]
-        self._values = [item for file in files for item in _read_file(file)]
-        for name, found in texts.items():
-            for text in found if isinstance(found, list) else [found]:
-                own, is_text = flags(TrainConfig)[name], isinstance(text, str)
-                parts = own.parts(text) if is_text else [(own, text)]
-                self._values += [(*part, is_text) for part in parts]
+        sources = [*map(_read_file, files), _read_texts(texts)]
+        self._values = [setting for source in sources for setting in _names_first(source)]
         self.given = {own.name for own, *_ in self._values}
         resume = texts.get("resume")
         self.folder = resume if isinstance(resume, str) else None
@@ -109,7 +105,10 @@ class Arguments:
         values = dict(start or {})
         for own, given, is_text in self._values:
             before = values.get(own.name)
-            values[own.name] = _read_value(own, given, before) if is_text else given
+            value = _read_value(own, given, before) if is_text else given
+            if before not in (None, value) and own.metavar == "NAME" and "options" in own.members:
+                values.pop(own.members["options"].name, None)  # they are those of another name
+            values[own.name] = value
         config = TrainConfig(**values)
         if self._printing:
             lines = (f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items())
@@ -215,6 +214,20 @@ def _read_file(file: str | Path) -> Iterator[Setting]:
             yield from ((*part, True) for part in parts)
         else:
             yield own, value, False
+
+
+def _read_texts(texts: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield the options of the command line."""
+    for name, found in texts.items():
+        for text in found if isinstance(found, list) else [found]:
+            own, is_text = flags(TrainConfig)[name], isinstance(text, str)
+            for part in own.parts(text) if is_text else [(own, text)]:
+                yield *part, is_text
+
+
+def _names_first(settings: Iterable[Setting]) -> list[Setting]:
+    """Sort settings of one source: a name comes before the options of what it names."""
+    return sorted(settings, key=lambda setting: setting[0].metavar != "NAME")
 
 
 def _read_value(own: Flag, text: Any, before: Any) -> Any:

@@ -24,15 +24,14 @@ def test_another_name_drops_the_options_of_the_one_before(tmp_path):
     def options(*arguments):
         return parse(["--recipe=mnist-99", *arguments]).model_options
 
-    widths = options()
-    assert options("--model=whitened_cnn:kernel=3") == widths | {"kernel": 3}
+    assert options("--model=whitened_cnn:kernel=3") == options() | {"kernel": 3}
     assert options("--model=cnn") == {}
     assert options("--model-options.shortcut=A", "--model=resnet20") == {"shortcut": "A"}
     file = tmp_path / "own.yaml"
     file.write_text("model_options: {shortcut: A}\nmodel: resnet20\n")
     assert options(f"--config={file}") == {"shortcut": "A"}
-    loads = parse(["--load=a.npz:partial=true", "--load=b.npz"])
-    assert loads.load_options == {"partial": True}  # of loading, not of a name
+    loads = parse(["--load=a:partial=true", "--load=b"]).load_options  # of loading, not of a name
+    assert loads == {"partial": True}
 
 
 @pytest.mark.tools

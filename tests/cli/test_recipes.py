@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pydtnn.__main__ import main
-from pydtnn.cli.parser import parse, recipe_file, recipe_names
+from pydtnn.cli.parser import Arguments, parse, recipe_file, recipe_names
 from pydtnn.cli.parts import find
 from tests.each import each
 
@@ -27,11 +27,11 @@ def test_another_name_drops_the_options_of_the_one_before(tmp_path):
     assert options("--model=whitened_cnn:kernel=3") == options() | {"kernel": 3}
     assert options("--model=cnn") == {}
     assert options("--model-options.shortcut=A", "--model=resnet20") == {"shortcut": "A"}
-    file = tmp_path / "own.yaml"
-    file.write_text("model_options: {shortcut: A}\nmodel: resnet20\n")
-    assert options(f"--config={file}") == {"shortcut": "A"}
-    loads = parse(["--load=a:partial=true", "--load=b"]).load_options  # of loading, not of a name
-    assert loads == {"partial": True}
+    (tmp_path / "own.yaml").write_text("model_options: {shortcut: A}\nmodel: resnet20\n")
+    assert options(f"--config={tmp_path}/own.yaml") == {"shortcut": "A"}
+    resumed = {"model": "whitened_cnn", "model_options": {"kernel": 3}}
+    assert Arguments(["--model=cnn"]).configure(resumed).model_options == {}
+    assert parse(["--load=a:partial=true", "--load=b"]).load_options == {"partial": True}
 
 
 @pytest.mark.tools
